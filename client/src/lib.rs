@@ -1,0 +1,1 @@
+//! Types of the admin protocol spoken over the Unix socket of `axed`.

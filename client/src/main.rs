@@ -1,0 +1,2 @@
+//! `axectl`: the operator's client of `axed`.
+fn main() {}

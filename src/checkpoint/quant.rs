@@ -1,0 +1,1 @@
+//! The block formats of quantised tensors and their exact dequantisation to f32.

@@ -1,0 +1,94 @@
+//! The loops that turn a model's passes into tokens, and the choice of the next one.
+//!
+//! The engine sees this room only through [`Backend`] and [`Generation`]; it owns both on its one thread, so
+//! neither need be `Send`.
+
+use std::error::Error;
+
+/// A failure inside the model or the device; its text is for the operator and the caller.
+pub type BackendError = Box<dyn Error + Send + Sync>;
+
+/// A model resident on a device, ready to run one generation at a time.
+pub trait Backend {
+    /// Starts a generation over `prompt` (token ids, at least one, shorter than [`Backend::context_length`]).
+    /// Nothing heavy runs here: prefill happens inside [`Generation::step`].
+    ///
+    /// # Errors
+    /// A prompt that does not fit, or an id outside the vocabulary.
+    fn start<'a>(
+        &'a mut self,
+        prompt: &[u32],
+        sampling: &Sampling,
+    ) -> Result<Box<dyn Generation + 'a>, BackendError>;
+    /// Most positions (prompt and output together) the cache holds.
+    fn context_length(&self) -> usize;
+}
+
+/// A running generation.
+pub trait Generation {
+    /// Runs one prefill chunk or one decoding pass (tens of milliseconds on a CPU).
+    ///
+    /// # Errors
+    /// Device failures, or numbers that are not finite; the generation is over then.
+    fn step(&mut self) -> Result<Step, BackendError>;
+    /// Prompt tokens taken over from the cache of the generation before; known after the first step.
+    fn cached_tokens(&self) -> usize;
+}
+
+/// What one step did.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// `done` of `total` prompt tokens are in the cache.
+    Prefill {
+        /// Tokens encoded so far.
+        done: usize,
+        /// Tokens of the prompt.
+        total: usize,
+    },
+    /// A guess that may still change.
+    Draft {
+        /// Guessed token ids.
+        tokens: Vec<u32>,
+        /// Entropy in nats per token; empty where there is none.
+        entropy: Vec<f32>,
+    },
+    /// Tokens that are final, at least one, in order. The engine decides what ends the reply; tokens it does not
+    /// want are dropped together with the generation.
+    Commit(Vec<u32>),
+}
+
+/// How the next token is chosen. [`Sampling::default`] is greedy without penalties.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampling {
+    /// 0 is greedy; otherwise logits are divided by it.
+    pub temperature: f32,
+    /// Keep the k most probable tokens; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the smallest set whose probability reaches this; 1 keeps all.
+    pub top_p: f32,
+    /// Drop tokens less probable than this times the most probable; 0 drops none.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens seen in prompt or output; 1 is off.
+    pub repetition_penalty: f32,
+    /// Subtracted from the logits of tokens seen in the output.
+    pub presence_penalty: f32,
+    /// Subtracted from the logits of tokens once for every time seen in the output.
+    pub frequency_penalty: f32,
+    /// Keys the counter-based generator; the draw at a position depends on seed and position only.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+        }
+    }
+}

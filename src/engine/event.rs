@@ -1,0 +1,80 @@
+//! What a job tells its listener, in order: `Prefill`*, (`Draft`* `Commit`)*, `Finish`.
+
+use serde::Serialize;
+
+/// One event of a job. The concatenation of all `Commit::text` is the reply, byte for byte.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// Prompt tokens encoded so far.
+    Prefill {
+        /// Tokens whose keys and values are in the cache (reused ones included).
+        done: usize,
+        /// Tokens of the prompt.
+        total: usize,
+    },
+    /// The current guess for what is not committed yet; the next draft replaces it.
+    Draft {
+        /// Guessed token ids.
+        tokens: Vec<u32>,
+        /// Entropy in nats per guessed token, empty where the model kind has none.
+        entropy: Vec<f32>,
+    },
+    /// Final, will never change.
+    Commit {
+        /// Token ids committed since the last commit.
+        tokens: Vec<u32>,
+        /// Text released by them: whole UTF-8 characters, with what could still become a stop string held back.
+        /// May be empty.
+        text: String,
+    },
+    /// The last event of every job that was started.
+    Finish {
+        /// Why it ended.
+        reason: FinishReason,
+        /// Token counts.
+        usage: Usage,
+        /// Timings.
+        stats: Stats,
+    },
+}
+
+/// Why a job ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FinishReason {
+    /// End-of-sequence token or stop string.
+    Stop,
+    /// `max_tokens` or the context limit was reached.
+    Length,
+    /// The listener went away, the operator cancelled, or the daemon drained.
+    Cancelled,
+    /// Something failed; the text says what was tried, on what, and what to do.
+    Error(String),
+}
+
+/// Token counts of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated (the end token included).
+    pub completion_tokens: usize,
+    /// Prompt tokens whose keys and values were reused from the request before.
+    pub cached_tokens: usize,
+}
+
+/// Timings of a job; seconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Stats {
+    /// From acceptance in the queue to the start of the job.
+    pub queue_s: f64,
+    /// From the start of the job to the end of prefill.
+    pub prefill_s: f64,
+    /// From the start of the job to the first draft or commit.
+    pub first_token_s: f64,
+    /// From acceptance in the queue to the finish.
+    pub elapsed_s: f64,
+    /// Forward passes after prefill.
+    pub passes: usize,
+    /// Committed tokens over passes.
+    pub tokens_per_pass: f64,
+}

@@ -1,0 +1,21 @@
+//! What a job is asked to do, already validated by the face that accepted it.
+
+use crate::decode::Sampling;
+
+/// One generation.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Identifier shown in logs, status and `axectl cancel`, e.g. `chatcmpl-…`.
+    pub id: String,
+    /// Prompt token ids, template and BOS included.
+    pub prompt: Vec<u32>,
+    /// When a generation ends, besides the model's end tokens and the context limit.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stop {
+    /// Most tokens to generate, at least 1.
+    pub max_tokens: usize,
+    /// Strings that end the reply; none of them shows in it.
+    pub strings: Vec<String>,
+    /// Generate on past the model's end tokens (benchmarks).
+    pub ignore_eos: bool,
+}

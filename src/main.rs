@@ -1,0 +1,2 @@
+//! `axed`: command line to configuration to daemon.
+fn main() {}
