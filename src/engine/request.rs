@@ -9,7 +9,13 @@ pub struct Request {
     pub id: String,
     /// Prompt token ids, template and BOS included.
     pub prompt: Vec<u32>,
-    /// When a generation ends, besides the model's end tokens and the context limit.
+    /// How the next token is chosen.
+    pub sampling: Sampling,
+    /// When to end.
+    pub stop: Stop,
+}
+
+/// When a generation ends, besides the model's end tokens and the context limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stop {
     /// Most tokens to generate, at least 1.
