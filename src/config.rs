@@ -145,7 +145,8 @@ impl ModelConfig {
     /// The name in the API: the configured one, or the checkpoint's file stem.
     #[must_use]
     pub fn name(&self) -> String {
-        let stem = || self.path.as_deref().and_then(Path::file_stem).map(|s| s.to_string_lossy().into_owned());
+        let stem =
+            || self.path.as_deref().and_then(Path::file_stem).map(|s| s.to_string_lossy().into_owned());
         self.served_name.clone().or_else(stem).unwrap_or_else(|| "model".to_owned())
     }
 }
@@ -279,7 +280,10 @@ impl Config {
             .collect();
         let named = env.get("AXE_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
         let usual = || {
-            ["daemon.toml", "/etc/axed/daemon.toml"].into_iter().map(PathBuf::from).find(|path| path.is_file())
+            ["daemon.toml", "/etc/axed/daemon.toml"]
+                .into_iter()
+                .map(PathBuf::from)
+                .find(|path| path.is_file())
         };
         let file = file.map(Path::to_owned).or(named).or_else(usual);
         Self::from_sources(file.as_deref(), env, flags)
@@ -361,9 +365,10 @@ fn read_device(s: &mut Sources, places: &Places) -> Result<DeviceConfig, ConfigE
 }
 
 fn read_server(s: &mut Sources) -> Result<ServerConfig, ConfigError> {
-    let host = s.checked("server.host", "127.0.0.1".to_owned(), "an IP address, e.g. \"127.0.0.1\"", |h| {
-        h.parse::<IpAddr>().is_ok()
-    })?;
+    let host =
+        s.checked("server.host", "127.0.0.1".to_owned(), "an IP address, e.g. \"127.0.0.1\"", |h| {
+            h.parse::<IpAddr>().is_ok()
+        })?;
     let second = Duration::from_secs(1);
     Ok(ServerConfig {
         host: host.parse().unwrap_or(IpAddr::from([127, 0, 0, 1])),
@@ -456,7 +461,8 @@ impl Places {
             .unwrap_or_else(|| std::env::temp_dir().join(format!("axed-cache-{uid}")));
         let run = Path::new("/run/axed");
         let writable = |path: &Path| nix::unistd::access(path, nix::unistd::AccessFlags::W_OK).is_ok();
-        let system = (writable(run) || (!run.exists() && writable(Path::new("/run")))).then(|| run.to_owned());
+        let system =
+            (writable(run) || (!run.exists() && writable(Path::new("/run")))).then(|| run.to_owned());
         let folder = dir("RUNTIME_DIRECTORY")
             .or(system)
             .or_else(|| dir("XDG_RUNTIME_DIR").map(|d| d.join("axed")))
@@ -493,13 +499,34 @@ mod tests {
     #[test]
     fn wrong_values_name_place_key_found_and_expected() {
         let cases = [
-            ("[server]\nport = \"a\"", "FILE: key `server.port`: found string \"a\", expected an integer from 0 to 65535"),
-            ("[server]\nport = 70000", "FILE: key `server.port`: found integer 70000, expected an integer from 0 to 65535"),
-            ("[server]\nhost = \"localhost\"", "FILE: key `server.host`: found string \"localhost\", expected an IP address, e.g. \"127.0.0.1\""),
-            ("[device]\nkind = \"tpu\"", "FILE: key `device.kind`: found string \"tpu\", expected auto, cpu, gpu or accelerator"),
-            ("[model]\naliases = [1]", "FILE: key `model.aliases`: found array [1], expected a list of strings (in the environment: separated by commas)"),
-            ("[sampling]\ntemperature = 3.0", "FILE: key `sampling.temperature`: found float 3.0, expected a number from 0 to 2"),
-            ("[server]\nping_interval_s = 0", "FILE: key `server.ping_interval_s`: found integer 0, expected a number of seconds, 0.05 or more, up to a year"),
+            (
+                "[server]\nport = \"a\"",
+                "FILE: key `server.port`: found string \"a\", expected an integer from 0 to 65535",
+            ),
+            (
+                "[server]\nport = 70000",
+                "FILE: key `server.port`: found integer 70000, expected an integer from 0 to 65535",
+            ),
+            (
+                "[server]\nhost = \"localhost\"",
+                "FILE: key `server.host`: found string \"localhost\", expected an IP address, e.g. \"127.0.0.1\"",
+            ),
+            (
+                "[device]\nkind = \"tpu\"",
+                "FILE: key `device.kind`: found string \"tpu\", expected auto, cpu, gpu or accelerator",
+            ),
+            (
+                "[model]\naliases = [1]",
+                "FILE: key `model.aliases`: found array [1], expected a list of strings (in the environment: separated by commas)",
+            ),
+            (
+                "[sampling]\ntemperature = 3.0",
+                "FILE: key `sampling.temperature`: found float 3.0, expected a number from 0 to 2",
+            ),
+            (
+                "[server]\nping_interval_s = 0",
+                "FILE: key `server.ping_interval_s`: found integer 0, expected a number of seconds, 0.05 or more, up to a year",
+            ),
         ];
         for (toml, message) in cases {
             assert_eq!(read(toml, &[], vec![]).unwrap_err(), message);
@@ -513,9 +540,15 @@ mod tests {
     #[test]
     fn unknown_keys_and_sections_are_errors_that_list_the_known_ones() {
         let error = read("[admin]\nsockte = \"/a\"", &[], vec![]).unwrap_err();
-        assert_eq!(error, "FILE: unknown key `admin.sockte` (found string \"/a\"); expected one of: admin.socket, admin.group");
+        assert_eq!(
+            error,
+            "FILE: unknown key `admin.sockte` (found string \"/a\"); expected one of: admin.socket, admin.group"
+        );
         let error = read("[srever]\nport = 1", &[], vec![]).unwrap_err();
-        assert_eq!(error, "FILE: unknown key `srever.port` (found integer 1); expected one of: model, device, server, admin, log, sampling");
+        assert_eq!(
+            error,
+            "FILE: unknown key `srever.port` (found integer 1); expected one of: model, device, server, admin, log, sampling"
+        );
         let error = read("port = 1", &[], vec![]).unwrap_err();
         assert!(error.starts_with("FILE: unknown key `port` (found integer 1)"), "{error}");
         assert!(read("[server\n", &[], vec![]).unwrap_err().starts_with("FILE: not valid TOML: "));

@@ -289,7 +289,8 @@ impl Sources {
 
     /// Complains about the first entry of the file that nobody asked for.
     pub(super) fn finish(self) -> Result<(), ConfigError> {
-        let Some((key, value)) = self.entries.iter().find(|(key, _)| !self.known.contains(&key.as_str())) else {
+        let Some((key, value)) = self.entries.iter().find(|(key, _)| !self.known.contains(&key.as_str()))
+        else {
             return Ok(());
         };
         let section = key.split('.').next().unwrap_or_default();
