@@ -44,7 +44,9 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     if let Some(encoding) = headers.get(header::CONTENT_ENCODING)
         && encoding != "identity"
     {
-        return unsupported(format!("Content-Encoding {encoding:?} is not supported; send the body as it is"));
+        return unsupported(format!(
+            "Content-Encoding {encoding:?} is not supported; send the body as it is"
+        ));
     }
     let Some(found) = headers.get(header::CONTENT_TYPE) else {
         return unsupported("Content-Type is missing; send application/json".to_owned());
@@ -100,9 +102,10 @@ fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
     let bad = |message: String| ApiError::refused(StatusCode::BAD_REQUEST, message);
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
-        Ok(other) => {
-            Err(bad(format!("the request's body must be a JSON object, found {}", super::fields::kind(&other))))
-        }
+        Ok(other) => Err(bad(format!(
+            "the request's body must be a JSON object, found {}",
+            super::fields::kind(&other)
+        ))),
         Err(error) => Err(bad(format!("the request's body is not valid JSON: {error}"))),
     }
 }

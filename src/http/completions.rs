@@ -86,9 +86,8 @@ impl Prompt {
     /// A string or a list of token ids, or a list with one of these.
     fn read(value: Option<Value>) -> Result<Self, ApiError> {
         const EXPECTED: &str = "a string or a list of token ids";
-        let wrong = |found: &str| {
-            ApiError::field("prompt", format!("`prompt`: found {found}, expected {EXPECTED}"))
-        };
+        let wrong =
+            |found: &str| ApiError::field("prompt", format!("`prompt`: found {found}, expected {EXPECTED}"));
         match value {
             None => Err(ApiError::field("prompt", format!("`prompt` is missing; expected {EXPECTED}"))),
             Some(Value::String(text)) => Ok(Self::Text(text)),
@@ -113,7 +112,8 @@ fn check_ids(ids: Vec<Value>, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
         let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
         id.filter(|id| (*id as usize) < vocab_size).ok_or_else(|| {
             let param = format!("prompt[{i}]");
-            let message = format!("`{param}`: found {value}, expected a token id from 0 to {}", vocab_size - 1);
+            let message =
+                format!("`{param}`: found {value}, expected a token id from 0 to {}", vocab_size - 1);
             ApiError::field(param, message)
         })
     };

@@ -10,9 +10,12 @@ use serde_json::{Value, json};
 use crate::engine::SubmitError;
 use crate::text::TextError;
 
-/// An answer other than success.
+/// An answer other than success. Boxed, since it travels through every `Result` of this room.
 #[derive(Debug)]
-pub(super) struct ApiError {
+pub(super) struct ApiError(Box<Refusal>);
+
+#[derive(Debug)]
+struct Refusal {
     status: StatusCode,
     kind: &'static str,
     message: String,
@@ -25,7 +28,7 @@ pub(super) struct ApiError {
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self {
+        Self(Box::new(Refusal {
             status,
             kind,
             message: message.into(),
@@ -33,7 +36,7 @@ impl ApiError {
             code: None,
             facts: Vec::new(),
             headers: Vec::new(),
-        }
+        }))
     }
 
     /// The request itself is wrong.
@@ -44,7 +47,7 @@ impl ApiError {
     /// 400 about one field of the body.
     pub(super) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
         let mut error = Self::refused(StatusCode::BAD_REQUEST, message);
-        error.param = Some(param.into());
+        error.0.param = Some(param.into());
         error
     }
 
@@ -66,17 +69,17 @@ impl ApiError {
     }
 
     pub(super) fn code(mut self, code: &'static str) -> Self {
-        self.code = Some(code);
+        self.0.code = Some(code);
         self
     }
 
     pub(super) fn param(mut self, param: impl Into<String>) -> Self {
-        self.param = Some(param.into());
+        self.0.param = Some(param.into());
         self
     }
 
     pub(super) fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
-        self.headers.push((name, value));
+        self.0.headers.push((name, value));
         self
     }
 
@@ -85,19 +88,19 @@ impl ApiError {
     }
 
     fn fact(mut self, name: &'static str, value: usize) -> Self {
-        self.facts.push((name, value.into()));
+        self.0.facts.push((name, value.into()));
         self
     }
 
     /// `{"error": {…}}`
     pub(super) fn to_json(&self) -> Value {
         let mut error = json!({
-            "message": self.message,
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
+            "message": self.0.message,
+            "type": self.0.kind,
+            "param": self.0.param,
+            "code": self.0.code,
         });
-        for (name, value) in &self.facts {
+        for (name, value) in &self.0.facts {
             error[*name] = value.clone();
         }
         json!({ "error": error })
@@ -106,8 +109,8 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.to_json())).into_response();
-        response.headers_mut().extend(self.headers);
+        let mut response = (self.0.status, Json(self.to_json())).into_response();
+        response.headers_mut().extend(self.0.headers);
         response
     }
 }

@@ -126,7 +126,8 @@ fn max_tokens(fields: &mut Fields, app: &App) -> Result<usize, ApiError> {
     if let (Some(old), Some(new)) = (old, new)
         && old != new
     {
-        let message = format!("`max_tokens` ({old}) and `max_completion_tokens` ({new}) differ; send one of them");
+        let message =
+            format!("`max_tokens` ({old}) and `max_completion_tokens` ({new}) differ; send one of them");
         return Err(ApiError::field("max_completion_tokens", message));
     }
     let cap = app.server.max_tokens_cap;
@@ -143,9 +144,10 @@ fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         Some(other) => return Err(wrong("stop", &other, expected)),
     };
     match strings {
-        Some(strings) if strings.len() > MOST_STOPS => {
-            Err(ApiError::field("stop", format!("`stop`: found {} strings, expected at most {MOST_STOPS}", strings.len())))
-        }
+        Some(strings) if strings.len() > MOST_STOPS => Err(ApiError::field(
+            "stop",
+            format!("`stop`: found {} strings, expected at most {MOST_STOPS}", strings.len()),
+        )),
         Some(strings) if strings.iter().all(|s| !s.is_empty()) => Ok(strings),
         _ => Err(ApiError::field("stop", format!("`stop`: expected {expected}"))),
     }

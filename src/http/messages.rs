@@ -93,7 +93,10 @@ fn content(path: &str, value: Option<Value>) -> Result<String, ApiError> {
             Some("refusal") => "refusal",
             Some(other) => {
                 let param = format!("{path}{here}.type");
-                return Err(ApiError::unsupported(param, &format!("{other:?} parts are not supported, text only")));
+                return Err(ApiError::unsupported(
+                    param,
+                    &format!("{other:?} parts are not supported, text only"),
+                ));
             }
             None => return Err(wrong(path, &format!("{here}.type"), &Value::Null, "a string")),
         };
@@ -113,7 +116,8 @@ fn tool_call(path: &str, mut call: Value) -> Result<Value, ApiError> {
         return Err(wrong(path, "", &call, "an object with `function.name` and `function.arguments`"));
     }
     // The API writes arguments as JSON in a string; templates expect what it says. What is no JSON stays as it is.
-    let parsed = call["function"]["arguments"].as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let parsed =
+        call["function"]["arguments"].as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
     if let Some(arguments @ Value::Object(_)) = parsed {
         call["function"]["arguments"] = arguments;
     }
@@ -153,7 +157,8 @@ mod tests {
 
     #[test]
     fn our_own_tool_call_comes_back_with_its_arguments_as_an_object() {
-        let call = json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}});
+        let call =
+            json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}});
         let message = json!([{"role": "assistant", "content": null, "tool_calls": [call]}]);
         let read = read(Some(message)).unwrap();
         assert_eq!(read[0]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));

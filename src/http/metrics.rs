@@ -29,8 +29,18 @@ fn render(status: &Status) -> String {
     ] {
         page.labelled("axe_requests_total", "outcome", outcome, count);
     }
-    page.single("axe_prompt_tokens_total", "counter", "Prompt tokens, reused ones included.", c.prompt_tokens);
-    page.single("axe_cached_tokens_total", "counter", "Prompt tokens reused from the request before.", c.cached_tokens);
+    page.single(
+        "axe_prompt_tokens_total",
+        "counter",
+        "Prompt tokens, reused ones included.",
+        c.prompt_tokens,
+    );
+    page.single(
+        "axe_cached_tokens_total",
+        "counter",
+        "Prompt tokens reused from the request before.",
+        c.cached_tokens,
+    );
     page.single("axe_completion_tokens_total", "counter", "Tokens generated.", c.completion_tokens);
     page.single("axe_passes_total", "counter", "Forward passes after prefill.", c.passes);
     page.single("axe_prefill_seconds_total", "counter", "Time spent encoding prompts.", c.prefill_s);
@@ -40,7 +50,12 @@ fn render(status: &Status) -> String {
     page.single("axe_queue_depth", "gauge", "Requests that wait.", status.queue.depth);
     page.single("axe_queue_capacity", "gauge", "Requests that may wait.", status.queue.capacity);
     page.single("axe_running", "gauge", "Requests in the slot.", u8::from(status.running.is_some()));
-    page.single("axe_ready", "gauge", "Whether requests are taken.", u8::from(status.state.name() == "ready"));
+    page.single(
+        "axe_ready",
+        "gauge",
+        "Whether requests are taken.",
+        u8::from(status.state.name() == "ready"),
+    );
     page.single("axe_uptime_seconds", "gauge", "Time since the start.", status.uptime_s);
     page.family("axe_device_memory_bytes", "gauge", "Memory allocated on the device.");
     for (purpose, bytes) in [

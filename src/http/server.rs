@@ -78,9 +78,14 @@ async fn talk(stream: TcpStream, service: Router, app: Arc<App>, mut closing: wa
             TowerToHyperService::new(service),
         );
     let mut connection = pin!(connection);
-    let outcome = tokio::select! {
-        outcome = &mut connection => outcome,
-        _ = closing.wait_for(|closing| *closing) => {
+    let closed = async { drop(closing.wait_for(|closing| *closing).await) };
+    let early = tokio::select! {
+        outcome = &mut connection => Some(outcome),
+        () = closed => None,
+    };
+    let outcome = match early {
+        Some(outcome) => outcome,
+        None => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
