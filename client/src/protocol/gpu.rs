@@ -141,3 +141,11 @@ pub struct Host {
     /// Temperature of the processor.
     pub cpu_celsius: Option<f64>,
 }
+
+impl Gpu {
+    /// Whether figures are missing that need a second sample: load of the engines, power.
+    pub fn lacks_rates(&self) -> bool {
+        self.engines.iter().any(|engine| engine.busy_percent.is_none())
+            || self.power.is_some_and(|power| power.energy_joules.is_some() && power.watts.is_none())
+    }
+}
