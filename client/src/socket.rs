@@ -1,46 +1,28 @@
-//! Where the admin socket is.
+//! Where the admin socket is, when nobody says.
 
 use std::path::{Path, PathBuf};
 
-/// The environment variable that overrides the place, for the daemon and for `axectl`.
+/// The environment variable that tells `axectl` the place.
 pub const VARIABLE: &str = "AXED_SOCKET";
 
 /// Where the packaged service has it.
 pub const SYSTEM: &str = "/run/axed/admin.sock";
 
-/// Where a daemon puts its socket when nothing is configured.
+/// Where `axectl` looks for the user `uid`: the first that exists of the service's place, the user's own and, when
+/// there is exactly one, a card's own under `/run/axed/`; the service's place when none exists.
 ///
-/// In order: the runtime directory systemd made for the service, `/run/axed` for root, the user's own runtime
-/// directory, `/tmp`. No directory is made for it.
-pub fn for_daemon(uid: u32, variable: impl Fn(&str) -> Option<String>) -> PathBuf {
-    // With several runtime directories systemd separates them by colons; ours is the first.
-    let service = variable("RUNTIME_DIRECTORY").and_then(|list| match list.split_once(':') {
-        // A template unit's directory holds the colons of a PCI address: that is one path.
-        Some((first, rest)) if rest.starts_with('/') => Some(first.to_owned()),
-        _ => Some(list),
-    });
-    match service.filter(|path| path.starts_with('/')) {
-        Some(directory) => Path::new(&directory).join("admin.sock"),
-        None if uid == 0 => PathBuf::from(SYSTEM),
-        None => for_user(uid, variable),
-    }
-}
-
-/// Where `axectl` looks: the given place (`--socket`), else the first that exists of the service's, the user's own
-/// and, when there is exactly one, a card's own under `/run/axed/`; the service's when none exists.
+/// These are the places where the daemon puts its socket when its configuration does not say.
 pub fn for_client(uid: u32, variable: impl Fn(&str) -> Option<String>) -> PathBuf {
     let system = PathBuf::from(SYSTEM);
     let own = for_user(uid, variable);
-    let cards = || match Path::new(SYSTEM).parent().map(sockets_below).unwrap_or_default() {
-        mut found if found.len() == 1 => found.pop(),
-        _ => None,
-    };
-    [Some(system.clone()), Some(own)]
-        .into_iter()
-        .flatten()
-        .find(|path| path.exists())
-        .or_else(cards)
-        .unwrap_or(system)
+    if let Some(found) = [&system, &own].into_iter().find(|path| path.exists()) {
+        return found.clone();
+    }
+    let mut cards = system.parent().map(sockets_below).unwrap_or_default();
+    match (cards.pop(), cards.is_empty()) {
+        (Some(only), true) => only,
+        _ => system,
+    }
 }
 
 /// The sockets of daemons that serve one card each (`axed@….service`), sorted.
@@ -54,8 +36,8 @@ pub fn sockets_below(directory: &Path) -> Vec<PathBuf> {
 
 fn for_user(uid: u32, variable: impl Fn(&str) -> Option<String>) -> PathBuf {
     match variable("XDG_RUNTIME_DIR").filter(|path| path.starts_with('/')) {
-        Some(directory) => Path::new(&directory).join("axed.sock"),
-        None => PathBuf::from(format!("/tmp/axed-{uid}.sock")),
+        Some(directory) => Path::new(&directory).join("axed/admin.sock"),
+        None => PathBuf::from(format!("/tmp/axed-{uid}/admin.sock")),
     }
 }
 
@@ -63,26 +45,12 @@ fn for_user(uid: u32, variable: impl Fn(&str) -> Option<String>) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn environment<'a>(pairs: &'a [(&str, &str)]) -> impl Fn(&str) -> Option<String> + 'a {
-        |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
-    }
-
     #[test]
-    fn the_service_uses_its_runtime_directory() {
-        let one = environment(&[("RUNTIME_DIRECTORY", "/run/axed"), ("XDG_RUNTIME_DIR", "/run/user/5")]);
-        assert_eq!(for_daemon(5, one), Path::new("/run/axed/admin.sock"));
-        let two = environment(&[("RUNTIME_DIRECTORY", "/run/axed:/run/other")]);
-        assert_eq!(for_daemon(5, two), Path::new("/run/axed/admin.sock"));
-        let card = environment(&[("RUNTIME_DIRECTORY", "/run/axed/0000:03:00.0")]);
-        assert_eq!(for_daemon(5, card), Path::new("/run/axed/0000:03:00.0/admin.sock"));
-    }
-
-    #[test]
-    fn without_a_service_root_and_users_have_their_own() {
-        assert_eq!(for_daemon(0, environment(&[])), Path::new(SYSTEM));
-        let user = environment(&[("XDG_RUNTIME_DIR", "/run/user/5")]);
-        assert_eq!(for_daemon(5, user), Path::new("/run/user/5/axed.sock"));
-        assert_eq!(for_daemon(5, environment(&[])), Path::new("/tmp/axed-5.sock"));
+    fn a_user_has_a_place_of_their_own() {
+        let variable = |name: &str| (name == "XDG_RUNTIME_DIR").then(|| "/run/user/5".to_owned());
+        assert_eq!(for_user(5, variable), Path::new("/run/user/5/axed/admin.sock"));
+        assert_eq!(for_user(5, |_| None), Path::new("/tmp/axed-5/admin.sock"));
+        assert_eq!(for_user(5, |_| Some("relative".into())), Path::new("/tmp/axed-5/admin.sock"));
     }
 
     #[test]

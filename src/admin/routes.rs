@@ -1,7 +1,7 @@
 //! What is answered to whom has been let in.
 
 use std::{
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,7 +17,7 @@ use axum::{
 use futures::{StreamExt, stream};
 use tokio::time::{sleep, timeout};
 
-use super::{Admin, Operated, redacted};
+use super::server::Admin;
 
 /// Bytes the body of a request may have.
 const LARGEST_BODY: usize = 16 << 10;
@@ -30,7 +30,7 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Time between the two samples that rates need.
 const SAMPLE: Duration = Duration::from_millis(200);
 
-type Shared<O> = State<Arc<Admin<O>>>;
+type Shared = State<Arc<Admin>>;
 
 /// An answer that is not 200.
 pub(super) type Failure = (StatusCode, Json<ErrorBody>);
@@ -40,18 +40,18 @@ pub(super) fn failure(status: StatusCode, code: &str, message: impl Into<String>
     (status, Json(ErrorBody { error }))
 }
 
-pub(super) fn router<O: Operated>(admin: Arc<Admin<O>>) -> Router {
+pub(super) fn router(admin: Arc<Admin>) -> Router {
     Router::new()
-        .route("/status", get(async |State(admin): Shared<O>| Json(admin.operated.status())))
-        .route("/queue", get(async |State(admin): Shared<O>| Json(admin.operated.queue())))
-        .route("/profile", get(async |State(admin): Shared<O>| Json(admin.operated.profile())))
-        .route("/config", get(async |State(admin): Shared<O>| Json(redacted(admin.operated.config()))))
+        .route("/status", get(async |State(admin): Shared| Json(admin.board.status())))
+        .route("/queue", get(async |State(admin): Shared| Json(admin.board.queue())))
+        .route("/profile", get(async |State(admin): Shared| Json(admin.board.profile())))
+        .route("/config", get(async |State(admin): Shared| Json(admin.board.config())))
         .route("/version", get(async || Json(super::version())))
-        .route("/gpu", get(gpu::<O>))
-        .route("/logs", get(logs::<O>))
-        .route("/cancel/{id}", post(cancel::<O>))
-        .route("/drain", post(async |State(admin): Shared<O>| Json(admin.operated.drain())))
-        .route("/log-level", post(log_level::<O>))
+        .route("/gpu", get(gpu))
+        .route("/logs", get(logs))
+        .route("/cancel/{id}", post(cancel))
+        .route("/drain", post(async |State(admin): Shared| Json(admin.board.drain())))
+        .route("/log-level", post(log_level))
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .with_state(admin)
@@ -71,13 +71,13 @@ async fn method_not_allowed(method: Method, uri: Uri) -> Failure {
     )
 }
 
-async fn cancel<O: Operated>(
-    State(admin): Shared<O>,
+async fn cancel(
+    State(admin): Shared,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<CancelResult>, Failure> {
     let Path(id) =
         id.map_err(|error| failure(StatusCode::BAD_REQUEST, "bad_request", error.body_text()))?;
-    match admin.operated.cancel(&id) {
+    match admin.board.cancel(&id) {
         Some(was) => {
             tracing::info!(id, %was, "cancelled by the operator");
             Ok(Json(CancelResult { id, was }))
@@ -90,8 +90,8 @@ async fn cancel<O: Operated>(
     }
 }
 
-async fn log_level<O: Operated>(
-    State(admin): Shared<O>,
+async fn log_level(
+    State(admin): Shared,
     request: Request,
 ) -> Result<Json<LogLevel>, Failure> {
     let body = body_of(request).await?;
@@ -118,28 +118,19 @@ async fn body_of(request: Request) -> Result<Bytes, Failure> {
     }
 }
 
-async fn gpu<O: Operated>(State(admin): Shared<O>) -> Result<Json<Gpu>, Failure> {
+async fn gpu(State(admin): Shared) -> Result<Json<Gpu>, Failure> {
     let mut gpu = sample(&admin).await?;
     if gpu.lacks_rates() {
         sleep(SAMPLE).await;
         gpu = sample(&admin).await?;
     }
-    let status = admin.operated.status();
-    if let Some(device) = status.device {
-        gpu.name = Some(device.name);
-        gpu.opencl_driver = Some(device.driver);
-        gpu.pci = gpu.pci.or(device.pci);
-    }
-    gpu.memory = status.memory;
     Ok(Json(gpu))
 }
 
-async fn sample<O: Operated>(admin: &Arc<Admin<O>>) -> Result<Gpu, Failure> {
+async fn sample(admin: &Arc<Admin>) -> Result<Gpu, Failure> {
     let admin = Arc::clone(admin);
     // Reading a sensor can wake the card up, which takes a while.
-    let sampled = tokio::task::spawn_blocking(move || {
-        admin.sampler.lock().unwrap_or_else(PoisonError::into_inner).sample()
-    });
+    let sampled = tokio::task::spawn_blocking(move || admin.board.gpu());
     sampled.await.map_err(|error| {
         failure(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -177,7 +168,7 @@ impl Wanted {
     }
 }
 
-async fn logs<O: Operated>(State(admin): Shared<O>, uri: Uri) -> Result<Response, Failure> {
+async fn logs(State(admin): Shared, uri: Uri) -> Result<Response, Failure> {
     let wanted = Wanted::parse(uri.query().unwrap_or_default())
         .map_err(|text| failure(StatusCode::BAD_REQUEST, "bad_request", text))?;
     let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];

@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,11 +17,10 @@ use tokio::{
 use tower::ServiceExt;
 
 use super::{
-    Listener, LogControl, LogRing, Operated, Peer, Policy,
+    Board, Listener, LogControl, LogRing, Peer, Policy,
     peer::groups_of,
     routes::{self, failure},
 };
-use crate::device::telemetry::Sampler;
 
 /// Connections served at the same time.
 const CONNECTIONS: usize = 64;
@@ -37,33 +36,29 @@ const LOOKUP: Duration = Duration::from_secs(5);
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What the routes answer from.
-#[derive(Debug)]
-pub struct Admin<O> {
-    pub(super) operated: O,
+pub(super) struct Admin {
+    pub(super) board: Arc<Board>,
     pub(super) ring: LogRing,
     pub(super) control: LogControl,
-    pub(super) sampler: Mutex<Sampler>,
     pub(super) followers: Arc<Semaphore>,
     pub(super) stopping: watch::Receiver<bool>,
 }
 
 /// The admin server.
-#[derive(Debug)]
-pub struct Server<O> {
-    admin: Arc<Admin<O>>,
+pub struct Server {
+    admin: Arc<Admin>,
     policy: Arc<Policy>,
     stop: watch::Sender<bool>,
 }
 
-impl<O: Operated> Server<O> {
+impl Server {
     /// A server that lets in whom `policy` admits.
-    pub fn new(operated: O, policy: Policy, ring: LogRing, control: LogControl, sampler: Sampler) -> Self {
+    pub fn new(board: Arc<Board>, policy: Policy, ring: LogRing, control: LogControl) -> Self {
         let (stop, stopping) = watch::channel(false);
         let admin = Admin {
-            operated,
+            board,
             ring,
             control,
-            sampler: Mutex::new(sampler),
             followers: Arc::new(Semaphore::new(FOLLOWERS)),
             stopping,
         };
@@ -148,9 +143,17 @@ async fn converse(
         .half_close(true)
         .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
+    let stopped = async {
+        // Its value, a lock guard, must not be held across the next await. The sender outlives this task.
+        let _ = stopping.wait_for(|stopping| *stopping).await.is_ok();
+    };
     let outcome = tokio::select! {
-        outcome = connection.as_mut() => outcome,
-        _ = stopping.wait_for(|stopping| *stopping) => {
+        outcome = connection.as_mut() => Some(outcome),
+        () = stopped => None,
+    };
+    let outcome = match outcome {
+        Some(outcome) => outcome,
+        None => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

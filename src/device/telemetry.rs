@@ -35,6 +35,12 @@ pub struct Sampler {
     before: Option<Counters>,
 }
 
+impl Default for Sampler {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// What counts up, and when it was read.
 #[derive(Debug)]
 struct Counters {
@@ -44,16 +50,22 @@ struct Counters {
 }
 
 impl Sampler {
-    /// Samples the card at `pci` (such as `0000:03:00.0`; `None`: the host only), whose memory has `vram_bytes`
-    /// where that is known.
-    pub fn new(pci: Option<String>, vram_bytes: Option<u64>) -> Self {
-        Self::at(Path::new("/"), pci, vram_bytes)
+    /// Samples this machine, without a card at first.
+    pub fn new() -> Self {
+        Self::at(Path::new("/"))
     }
 
     /// The same, with `/proc` and `/sys` below `root`.
-    pub fn at(root: &Path, pci: Option<String>, vram_bytes: Option<u64>) -> Self {
-        let pci = pci.map(|pci| pci.to_ascii_lowercase());
-        Self { root: root.to_owned(), pci, vram_bytes, before: None }
+    pub fn at(root: &Path) -> Self {
+        Self { root: root.to_owned(), pci: None, vram_bytes: None, before: None }
+    }
+
+    /// From now on samples also the card at `pci` (such as `0000:03:00.0`), whose memory has `vram_bytes` where that
+    /// is known.
+    pub fn look_at(&mut self, pci: &str, vram_bytes: Option<u64>) {
+        self.pci = Some(pci.to_ascii_lowercase());
+        self.vram_bytes = vram_bytes;
+        self.before = None;
     }
 
     /// Reads everything that can be read now. Rates cover the time since the sample before; the first sample has
@@ -94,7 +106,10 @@ impl Sampler {
         gpu.gtt_bytes = memory("resident", &["gtt", "system", "system0"]);
 
         let hwmon = hwmons(&card.join("hwmon")).into_iter().next();
-        let energy_uj = hwmon.as_deref().and_then(|hwmon| number(&hwmon.join("energy1_input")));
+        // The whole card where the driver tells it, else the package.
+        let energy_uj = hwmon.as_deref().and_then(|hwmon| {
+            ["energy1_input", "energy2_input"].iter().find_map(|name| number(&hwmon.join(name)))
+        });
         let now = Counters { at: Instant::now(), energy_uj, engines: engines(&clients) };
         gpu.engines = now
             .engines
@@ -112,7 +127,7 @@ impl Sampler {
                 let seconds = (now.at - before.at).as_secs_f64();
                 (seconds > 0.0).then(|| joules / seconds)
             });
-            let limit = ["power1_cap", "power1_max", "power1_rated_max"]
+            let limit = ["power1_cap", "power1_max", "power2_max", "power1_rated_max", "power2_rated_max"]
                 .iter()
                 .find_map(|name| number(&hwmon.join(name)).filter(|limit| *limit > 0));
             let power = Power {
@@ -322,15 +337,20 @@ fn bar(card: &Path, vram_bytes: Option<u64>) -> Option<Bar> {
     Some(Bar { size_bytes, whole })
 }
 
-/// `guc_info`: "GuC firmware: xe/bmg_guc_70.bin", then "found 70.49.4" in the line of the version.
+/// `guc_info`: "GuC firmware: xe/bmg_guc_70.bin", then the version found, as in "wanted 70.29.2, found 70.44.1" or
+/// "found release version 70.44.1"; "compatibility" is that of the interface, not of the firmware.
 fn firmware(info: &str) -> Option<Firmware> {
     let file = info
         .lines()
         .find_map(|line| line.trim().strip_prefix("GuC firmware:"))
         .map(|file| file.trim().to_owned());
-    let (_, found) = info.split_once("found ")?;
-    let version: String = found.chars().take_while(|char| char.is_ascii_digit() || *char == '.').collect();
-    version.starts_with(|char: char| char.is_ascii_digit()).then_some(Firmware { file, version })
+    let version = info
+        .lines()
+        .filter_map(|line| line.split_once("found "))
+        .filter(|(_, found)| !found.contains("compatibility"))
+        .flat_map(|(_, found)| found.split(|char: char| !char.is_ascii_digit() && char != '.'))
+        .find(|word| word.starts_with(|char: char| char.is_ascii_digit()) && word.contains('.'))?;
+    Some(Firmware { file, version: version.to_owned() })
 }
 
 fn warnings(gpu: &Gpu) -> Vec<String> {

@@ -30,12 +30,8 @@ pub struct Job {
     pub prefilled_tokens: usize,
     /// Tokens generated so far.
     pub completion_tokens: usize,
-    /// Most tokens it may generate.
-    pub max_tokens: usize,
-    /// Seconds since it was accepted.
-    pub age_s: f64,
-    /// Seconds it has been on the device; 0 while it waits.
-    pub running_s: f64,
+    /// Seconds it has been waiting, or, once it runs, has been on the device.
+    pub elapsed_s: f64,
 }
 
 /// What a job is doing.

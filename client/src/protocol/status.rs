@@ -61,6 +61,8 @@ pub enum State {
     Draining,
     /// The engine failed; requests get 503.
     Failed,
+    /// The engine has ended in good order, and the daemon is about to.
+    Stopped,
 }
 
 impl fmt::Display for State {
@@ -70,6 +72,7 @@ impl fmt::Display for State {
             Self::Ready => "ready",
             Self::Draining => "draining",
             Self::Failed => "failed",
+            Self::Stopped => "stopped",
         })
     }
 }
@@ -134,18 +137,18 @@ pub struct Counters {
     pub cancelled: u64,
     /// Jobs that ended with an error.
     pub failed: u64,
-    /// Requests refused because the queue was full.
+    /// Requests refused: queue full, not ready, or too long.
     pub rejected: u64,
-    /// Prompt tokens encoded.
+    /// Tokens of the prompts.
     pub prompt_tokens: u64,
+    /// The part of them that was taken over from the request before.
+    pub cached_tokens: u64,
     /// Tokens generated.
     pub completion_tokens: u64,
     /// Seconds spent on encoding prompts.
     pub prefill_s: f64,
     /// Seconds spent on generating.
     pub decode_s: f64,
-    /// Times the device was lost and set up again.
-    pub device_resets: u64,
 }
 
 /// Answer to `GET /profile`.
