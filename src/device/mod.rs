@@ -1,1 +1,3 @@
 //! The `device` room.
+
+pub mod telemetry;
