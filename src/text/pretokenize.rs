@@ -25,6 +25,8 @@ struct Rules {
     stages: &'static [Stage],
     /// Whether a word that is a token is taken as it is, without looking at the merges.
     whole_words: bool,
+    /// Whether prompts begin with the begin-of-text token when the checkpoint does not say.
+    adds_bos: bool,
 }
 
 /// GPT-2's own rules, which many later ones contain.
@@ -34,12 +36,13 @@ const GPT2: Stage = Stage {
 };
 
 const TABLE: &[Rules] = &[
-    Rules { names: &["gpt-2"], stages: &[GPT2], whole_words: false },
+    Rules { names: &["gpt-2"], stages: &[GPT2], whole_words: false, adds_bos: false },
     Rules {
         names: &["smollm"],
         // Every digit alone, then GPT-2's rules on what lies between.
         stages: &[Stage { alternatives: &[r"\p{N}"], spaces: false }, GPT2],
         whole_words: false,
+        adds_bos: false,
     },
     Rules {
         names: &["llama-bpe", "llama3", "llama-v3"],
@@ -54,6 +57,7 @@ const TABLE: &[Rules] = &[
             spaces: true,
         }],
         whole_words: true,
+        adds_bos: true,
     },
 ];
 
@@ -63,6 +67,8 @@ pub(super) struct PreTokenizer {
     stages: Vec<Compiled>,
     /// Whether a word that is a token is taken as it is, without looking at the merges.
     pub whole_words: bool,
+    /// Whether prompts begin with the begin-of-text token when the checkpoint does not say.
+    pub adds_bos: bool,
 }
 
 #[derive(Debug)]
@@ -94,7 +100,7 @@ impl PreTokenizer {
             })?;
             stages.push(Compiled { regex, spaces });
         }
-        Ok(Self { stages, whole_words: rules.whole_words })
+        Ok(Self { stages, whole_words: rules.whole_words, adds_bos: rules.adds_bos })
     }
 
     /// Hands every word of `text` to `word`, in order; together they are `text`.

@@ -123,6 +123,11 @@ impl Tokenizer {
             Method::Bpe(Bpe::new(&vocabulary, &pieces, &index)?)
         };
 
+        let adds_bos = match &method {
+            Method::Bpe(bpe) => bpe.pre.adds_bos,
+            Method::Spm(_) => true,
+        };
+
         let control = Matcher::new(&pieces, &kinds, &[TokenKind::Control, TokenKind::Unknown])?;
         let user_defined = Matcher::new(&pieces, &kinds, &[TokenKind::UserDefined])?;
         let mut ends: Vec<u32> = vocabulary.eos.into_iter().chain(vocabulary.ends.iter().copied()).collect();
@@ -144,7 +149,7 @@ impl Tokenizer {
             unk: vocabulary.unk,
             pad: vocabulary.pad,
             ends,
-            add_bos: vocabulary.add_bos.unwrap_or(spm),
+            add_bos: vocabulary.add_bos.unwrap_or(adds_bos),
             add_eos: vocabulary.add_eos.unwrap_or(false),
         })
     }

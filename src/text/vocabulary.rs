@@ -139,7 +139,7 @@ pub struct Vocabulary {
     pub pad: Option<u32>,
     /// More tokens that end a reply, e.g. end of turn.
     pub ends: Vec<u32>,
-    /// Whether a prompt begins with `bos`; by default `llama` does and `gpt2` does not.
+    /// Whether a prompt begins with `bos`; by default it does with `llama` and with some pre-tokenizers of `gpt2`.
     pub add_bos: Option<bool>,
     /// Whether a text ends with `eos`; by default not.
     pub add_eos: Option<bool>,
