@@ -1,1 +1,5 @@
 //! The `model` room.
+
+mod vocabulary;
+
+pub use vocabulary::vocabulary;
