@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::handle::Shared;
 use super::status::State;
 use crate::decode::Backend;
+use crate::text::{ChatTemplate, Tokenizer};
 
 /// A loaded model.
 pub struct Loaded {
@@ -24,8 +25,10 @@ pub struct Model {
     pub device: String,
     /// Most positions of a request, prompt and output together.
     pub context_length: usize,
-    /// Tokens that end a reply.
-    pub end_tokens: Vec<u32>,
+    /// Text to tokens and back; knows the tokens that end a reply.
+    pub tokenizer: Tokenizer,
+    /// Messages to prompts; base models have none.
+    pub template: Option<ChatTemplate>,
 }
 
 /// Lets the loading code say how far it is.

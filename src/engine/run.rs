@@ -6,8 +6,9 @@ use std::time::Instant;
 use super::handle::{Queued, Shared};
 use super::status::Phase;
 use super::thread::chain;
-use super::{Event, FinishReason, Model, Stats, Stop, Usage};
+use super::{Event, FinishReason, Model, Request, Stats, Usage};
 use crate::decode::{Backend, Step};
+use crate::text::{Assembler, Tokenizer};
 
 /// Runs the job and sends its events, [`Event::Finish`] included.
 pub(super) fn run(
@@ -18,7 +19,7 @@ pub(super) fn run(
     cancel: &AtomicBool,
 ) {
     let mut clock = Clock::start(queued.accepted);
-    let mut reply = Reply::new(model, &queued.request.stop, queued.request.prompt.len());
+    let mut reply = Reply::new(model, &queued.request);
     let mut cached_tokens = 0;
     let interrupted = || {
         if queued.sender.abandoned() || cancel.load(Ordering::Acquire) || shared.halted() {
@@ -78,12 +79,8 @@ pub(super) fn run(
         completion_tokens: reply.completion_tokens,
         cached_tokens,
     };
-    // What was held back because it could have become a stop string is part of a reply that was cut.
-    let rest = if matches!(reason, FinishReason::Length | FinishReason::Cancelled) {
-        reply.flush()
-    } else {
-        String::new()
-    };
+    // A reply that was cut from outside still gets what was held back for a stop string; a stopped or full one has it.
+    let rest = if matches!(reason, FinishReason::Error(_)) { String::new() } else { reply.flush() };
     if !rest.is_empty() {
         queued.sender.send(Event::Commit { tokens: Vec::new(), text: rest });
     }
@@ -121,35 +118,52 @@ fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
 
 /// The reply so far, and the rules that end it.
 struct Reply<'a> {
-    model: &'a Model,
-    stop: &'a Stop,
+    tokenizer: &'a Tokenizer,
+    assembler: Assembler,
+    ignore_eos: bool,
     /// Most tokens, by the request and by what the prompt left of the context.
     most: usize,
     completion_tokens: usize,
 }
 
 impl<'a> Reply<'a> {
-    fn new(model: &'a Model, stop: &'a Stop, prompt_tokens: usize) -> Self {
-        let most = stop.max_tokens.min(model.context_length.saturating_sub(prompt_tokens));
-        Self { model, stop, most, completion_tokens: 0 }
+    fn new(model: &'a Model, request: &Request) -> Self {
+        let left = model.context_length.saturating_sub(request.prompt.len());
+        Self {
+            tokenizer: &model.tokenizer,
+            assembler: Assembler::new(&request.stop.strings, false),
+            ignore_eos: request.stop.ignore_eos,
+            most: request.stop.max_tokens.min(left),
+            completion_tokens: 0,
+        }
     }
 
     /// Takes tokens up to the one that ends the reply, if one does; returns the text they release.
     fn take(&mut self, tokens: &[u32]) -> (String, Option<FinishReason>) {
+        let mut text = String::new();
         for token in tokens {
             self.completion_tokens += 1;
-            if !self.stop.ignore_eos && self.model.end_tokens.contains(token) {
-                return (String::new(), Some(FinishReason::Stop));
+            if !self.ignore_eos && self.tokenizer.eos_ids().contains(token) {
+                // What was held back because it could have become a stop string is part of the reply.
+                self.assembler.flush(&mut text);
+                return (text, Some(FinishReason::Stop));
+            }
+            if self.assembler.push(self.tokenizer.piece(*token), &mut text).is_some() {
+                return (text, Some(FinishReason::Stop));
             }
             if self.completion_tokens >= self.most {
-                return (String::new(), Some(FinishReason::Length));
+                self.assembler.flush(&mut text);
+                return (text, Some(FinishReason::Length));
             }
         }
-        (String::new(), None)
+        (text, None)
     }
 
+    /// Ends the reply from outside: the text that was held back.
     fn flush(&mut self) -> String {
-        String::new()
+        let mut text = String::new();
+        self.assembler.flush(&mut text);
+        text
     }
 }
 
