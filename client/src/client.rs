@@ -167,10 +167,7 @@ impl Client {
         }
     }
 
-    async fn in_time<T>(
-        &self,
-        work: impl Future<Output = Result<T, ClientError>>,
-    ) -> Result<T, ClientError> {
+    async fn in_time<T>(&self, work: impl Future<Output = Result<T, ClientError>>) -> Result<T, ClientError> {
         match timeout(self.patience, work).await {
             Ok(outcome) => outcome,
             Err(_) => Err(ClientError::TooSlow { socket: self.socket.clone(), after: self.patience }),
@@ -178,11 +175,7 @@ impl Client {
     }
 
     fn protocol(&self, path: &str, what: impl ToString) -> ClientError {
-        ClientError::Protocol {
-            socket: self.socket.clone(),
-            path: path.to_owned(),
-            what: what.to_string(),
-        }
+        ClientError::Protocol { socket: self.socket.clone(), path: path.to_owned(), what: what.to_string() }
     }
 }
 

@@ -24,10 +24,10 @@ mod routes;
 mod server;
 
 use axectl::protocol::Version;
+pub use board::Board;
 pub use listener::{BindError, Listener};
 pub use logs::{LogControl, LogRing};
 pub use peer::{Peer, Policy, PolicyError};
-pub use board::Board;
 pub use server::Server;
 
 /// The version of this build.

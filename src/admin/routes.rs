@@ -1,9 +1,6 @@
 //! What is answered to whom has been let in.
 
-use std::{
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use axectl::protocol::{CancelResult, ErrorBody, ErrorDetail, Gpu, Level, LogLevel, LogLine};
 use axum::{
@@ -75,8 +72,7 @@ async fn cancel(
     State(admin): Shared,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<CancelResult>, Failure> {
-    let Path(id) =
-        id.map_err(|error| failure(StatusCode::BAD_REQUEST, "bad_request", error.body_text()))?;
+    let Path(id) = id.map_err(|error| failure(StatusCode::BAD_REQUEST, "bad_request", error.body_text()))?;
     match admin.board.cancel(&id) {
         Some(was) => {
             tracing::info!(id, %was, "cancelled by the operator");
@@ -90,10 +86,7 @@ async fn cancel(
     }
 }
 
-async fn log_level(
-    State(admin): Shared,
-    request: Request,
-) -> Result<Json<LogLevel>, Failure> {
+async fn log_level(State(admin): Shared, request: Request) -> Result<Json<LogLevel>, Failure> {
     let body = body_of(request).await?;
     let bad = |message| failure(StatusCode::BAD_REQUEST, "bad_request", message);
     let wanted: LogLevel = serde_json::from_slice(&body)
@@ -173,7 +166,8 @@ async fn logs(State(admin): Shared, uri: Uri) -> Result<Response, Failure> {
         .map_err(|text| failure(StatusCode::BAD_REQUEST, "bad_request", text))?;
     let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
     if !wanted.follow {
-        let lines: Vec<_> = admin.ring.last(wanted.lines, wanted.level).iter().map(|line| encode(line)).collect();
+        let lines: Vec<_> =
+            admin.ring.last(wanted.lines, wanted.level).iter().map(|line| encode(line)).collect();
         return Ok((kind, lines.concat()).into_response());
     }
     let place = Arc::clone(&admin.followers).try_acquire_owned().map_err(|_| {

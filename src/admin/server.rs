@@ -1,10 +1,6 @@
 //! Accepts connections, asks the kernel who they are, and serves those who may.
 
-use std::{
-    convert::Infallible,
-    sync::Arc,
-    time::Duration,
-};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{http::StatusCode, response::IntoResponse};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -55,13 +51,7 @@ impl Server {
     /// A server that lets in whom `policy` admits.
     pub fn new(board: Arc<Board>, policy: Policy, ring: LogRing, control: LogControl) -> Self {
         let (stop, stopping) = watch::channel(false);
-        let admin = Admin {
-            board,
-            ring,
-            control,
-            followers: Arc::new(Semaphore::new(FOLLOWERS)),
-            stopping,
-        };
+        let admin = Admin { board, ring, control, followers: Arc::new(Semaphore::new(FOLLOWERS)), stopping };
         Self { admin: Arc::new(admin), policy: Arc::new(policy), stop }
     }
 

@@ -85,23 +85,27 @@ impl Sampler {
     fn card(&mut self, pci: &str, gpu: &mut Gpu) {
         let card = self.root.join("sys/bus/pci/devices").join(pci);
         gpu.pci = Some(pci.to_owned());
-        gpu.driver = fs::read_link(card.join("driver")).ok().and_then(|link| {
-            link.file_name().and_then(|name| name.to_str()).map(str::to_owned)
-        });
+        gpu.driver = fs::read_link(card.join("driver"))
+            .ok()
+            .and_then(|link| link.file_name().and_then(|name| name.to_str()).map(str::to_owned));
         gpu.frequency = frequency(&card);
         gpu.guc = self.guc(pci);
 
         let clients = self.clients(pci);
         let memory = |kind: &str, regions: &[&str]| {
             let keys: Vec<String> = regions.iter().map(|region| format!("drm-{kind}-{region}")).collect();
-            let values: Vec<u64> = clients.iter().flat_map(|client| keys.iter().filter_map(|key| bytes(client, key))).collect();
+            let values: Vec<u64> =
+                clients.iter().flat_map(|client| keys.iter().filter_map(|key| bytes(client, key))).collect();
             (!values.is_empty()).then(|| values.iter().sum::<u64>())
         };
         let allocated = memory("total", &["vram0", "vram1", "local0", "local1"]);
         let resident = memory("resident", &["vram0", "vram1", "local0", "local1"]);
         if self.vram_bytes.or(allocated).or(resident).is_some() {
-            gpu.vram =
-                Some(Vram { size_bytes: self.vram_bytes, allocated_bytes: allocated, resident_bytes: resident });
+            gpu.vram = Some(Vram {
+                size_bytes: self.vram_bytes,
+                allocated_bytes: allocated,
+                resident_bytes: resident,
+            });
         }
         gpu.gtt_bytes = memory("resident", &["gtt", "system", "system0"]);
 
@@ -241,7 +245,8 @@ fn engines(clients: &[BTreeMap<String, String>]) -> BTreeMap<String, Engine> {
     let mut engines: BTreeMap<String, Engine> = BTreeMap::new();
     for client in clients {
         for (key, value) in client {
-            let Some(first) = value.split_whitespace().next().and_then(|first| first.parse::<u64>().ok()) else {
+            let Some(first) = value.split_whitespace().next().and_then(|first| first.parse::<u64>().ok())
+            else {
                 continue;
             };
             if let Some(name) = key.strip_prefix("drm-total-cycles-") {
@@ -318,7 +323,9 @@ fn fans(hwmon: &Path) -> Vec<Fan> {
 fn numbered(hwmon: &Path, kind: &str) -> Vec<String> {
     let mut numbers: Vec<u32> = entries(hwmon)
         .iter()
-        .filter_map(|path| path.file_name()?.to_str()?.strip_prefix(kind)?.strip_suffix("_input")?.parse().ok())
+        .filter_map(|path| {
+            path.file_name()?.to_str()?.strip_prefix(kind)?.strip_suffix("_input")?.parse().ok()
+        })
         .collect();
     numbers.sort_unstable();
     numbers.into_iter().map(|number| format!("{kind}{number}")).collect()
@@ -326,9 +333,11 @@ fn numbered(hwmon: &Path, kind: &str) -> Vec<String> {
 
 fn bar(card: &Path, vram_bytes: Option<u64>) -> Option<Bar> {
     let resource = text(&card.join("resource"))?;
-    let mut range = resource.lines().nth(MEMORY_BAR)?.split_whitespace().map(|word| {
-        u64::from_str_radix(word.trim_start_matches("0x"), 16)
-    });
+    let mut range = resource
+        .lines()
+        .nth(MEMORY_BAR)?
+        .split_whitespace()
+        .map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16));
     let (start, end) = (range.next()?.ok()?, range.next()?.ok()?);
     let size_bytes = end.checked_sub(start)?.checked_add(1).filter(|_| end > 0)?;
     // OpenCL keeps some of the memory back, so what it tells is a little less than what the card has; without
