@@ -68,6 +68,8 @@ pub struct DeviceInfo {
     pub kind: DeviceKind,
     /// Compute units: cores of a CPU, Xe cores or similar of a GPU.
     pub compute_units: u32,
+    /// f32 values in a vector register as the device's compiler sees it.
+    pub native_float_width: u32,
     /// Bytes of memory.
     pub global_mem: u64,
     /// Bytes one buffer may have.
@@ -316,6 +318,7 @@ fn describe(id: cl_device_id, platform: &str, platform_version: &str) -> Result<
         driver_version: device.driver_version().map_err(failed("driver version"))?.trim().to_owned(),
         opencl_c_version: device.opencl_c_version().map_err(failed("OpenCL C version"))?.trim().to_owned(),
         kind,
+        native_float_width: device.native_vector_width_float().map_err(failed("vector width"))?,
         compute_units: device.max_compute_units().map_err(failed("compute units"))?,
         global_mem: device.global_mem_size().map_err(failed("memory size"))?,
         max_alloc: device.max_mem_alloc_size().map_err(failed("largest allocation"))?,
@@ -359,6 +362,7 @@ mod tests {
             driver_version: "1".into(),
             opencl_c_version: "OpenCL C 1.2".into(),
             kind,
+            native_float_width: 8,
             compute_units: 1,
             global_mem: 1,
             max_alloc: 1,
