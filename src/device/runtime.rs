@@ -236,13 +236,22 @@ fn library_exists(library: &str) -> bool {
     {
         return true;
     }
-    // The linker's cache is a table over zero-terminated texts, among them the names of all libraries it knows.
-    let listed = fs::read("/etc/ld.so.cache")
-        .is_ok_and(|cache| cache.split(|byte| *byte == 0).any(|text| text == library.as_bytes()));
-    listed
-        || ["/lib", "/usr/lib", "/lib64", "/usr/lib64"]
-            .iter()
-            .any(|folder| Path::new(folder).join(library).is_file())
+    // The folders that Debian's and other linkers have built in.
+    let debian = format!("{}-linux-gnu", env::consts::ARCH);
+    let folders = ["/lib", "/usr/lib", "/lib64", "/usr/lib64"].map(PathBuf::from);
+    if folders
+        .iter()
+        .any(|folder| folder.join(library).is_file() || folder.join(&debian).join(library).is_file())
+    {
+        return true;
+    }
+    // Then its cache: a table over zero-terminated texts, the paths of all libraries it knows, whose names are the ends
+    // of these.
+    fs::read("/etc/ld.so.cache").is_ok_and(|cache| {
+        cache
+            .split(|byte| *byte == 0)
+            .any(|text| text.rsplit(|byte| *byte == b'/').next() == Some(library.as_bytes()))
+    })
 }
 
 #[cfg(test)]
@@ -332,7 +341,7 @@ mod tests {
     fn a_bare_library_name_is_looked_up_as_the_linker_does() {
         assert!(library_exists("libc.so.6"));
         assert!(!library_exists("libc.so.6.not-there"));
-        assert!(!library_exists("libc.so"), "part of a name is no name");
+        assert!(!library_exists("ibc.so.6"), "the end of a name is no name");
         assert!(!library_exists(""));
     }
 }
