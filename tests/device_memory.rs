@@ -114,6 +114,19 @@ fn impossible_sizes_are_refused_before_the_runtime_is_asked() {
 }
 
 #[test]
+fn buffers_of_a_cpu_begin_where_wide_vectors_can_load() {
+    let device = open_with(None);
+    if device.info().kind != DeviceKind::Cpu {
+        return;
+    }
+    for size in [1, 100, 4096, 1_000_003] {
+        let buffer = device.alloc(Purpose::Scratch, size).unwrap();
+        let address = device.with_mapped(&buffer, 0..size, |bytes| bytes.as_ptr() as usize).unwrap();
+        assert_eq!(address % 64, 0, "{size}");
+    }
+}
+
+#[test]
 fn an_aligned_view_is_the_hosts_own_memory_on_a_cpu() {
     let device = open_with(None);
     let page = page();

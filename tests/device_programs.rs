@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use axe::device::{Arg, Device, DeviceError, DeviceOptions, DeviceSelector, Program, Purpose};
+use axe::device::{Arg, Device, DeviceError, DeviceOptions, DeviceSelector, Launch, Program, Purpose};
 
 const SOURCE: &str = r"
 __kernel void put(__global uint *out, const uint value) { out[get_global_id(0)] = value + VALUE; }
@@ -169,9 +169,11 @@ fn times_are_added_up_by_kernel_and_only_when_asked() {
     assert!(times.is_sorted_by(|a, b| a.total_ns >= b.total_ns), "{times:?}");
     device.reset_profile();
     assert_eq!(device.profile().unwrap(), []);
-    // Not finished by hand: asking waits.
+    // Not finished by hand: asking waits. A prepared launch counts for its kernel.
+    let prepared = Launch::with_args(&put, &[Arg::Buffer(&b), Arg::U32(1)], &[1024], None).unwrap();
+    device.enqueue(&prepared).unwrap();
     device.launch(&put, &[Arg::Buffer(&b), Arg::U32(1)], &[1024], None).unwrap();
-    assert_eq!(counts(&device), [("put".to_owned(), 1)]);
+    assert_eq!(counts(&device), [("put".to_owned(), 2)]);
 
     let plain = Device::open(&DeviceSelector::default(), &DeviceOptions::default()).unwrap();
     assert!(device.is_profiling() && !plain.is_profiling());
