@@ -13,7 +13,7 @@ use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device, Purpose};
 use crate::ops::{
-    ATTENTION_START, Attention, Cache, Finish, Format, Kernels, Matrix, Output, ROTATE_START, ROW_MULTIPLE,
+    ATTENTION_START, Attention, Cache, CacheKind, Finish, Format, Kernels, Matrix, Output, ROTATE_START, ROW_MULTIPLE,
     Rotation, RowInput, STRIDE_MULTIPLE, round_up, self_test,
 };
 
@@ -29,6 +29,8 @@ pub struct LoadOptions {
     pub rows: usize,
     /// Most rows of a pass whose logits are wanted.
     pub logit_rows: usize,
+    /// Number type of the key-value cache.
+    pub cache: CacheKind,
     /// Where repacked weights are kept.
     pub cache_dir: Option<PathBuf>,
 }
@@ -165,7 +167,7 @@ impl Causal {
         let logit_rows = options.logit_rows.clamp(1, rows);
         let strides = Strides::new(&config);
         let parts = Parts::find(&gguf, &config)?;
-        let plan = parts.plan(&config, &strides, options.context, rows, logit_rows);
+        let plan = parts.plan(&config, &strides, options, rows, logit_rows);
         let report = device.memory();
         let needed = plan.weights + plan.kv_cache + plan.scratch;
         if needed as u64 > report.budget.saturating_sub(report.total) {
@@ -190,7 +192,7 @@ impl Causal {
         let mut formats: Vec<Format> = parts.blueprints.iter().map(Blueprint::format).collect();
         formats.sort_unstable();
         formats.dedup();
-        self_test(&device, &kernels, &formats, config.head_size)?;
+        self_test(&device, &kernels, &formats, config.head_size, options.cache)?;
         progress(0.05);
         let matrices = weights::load(
             &device,
@@ -199,7 +201,7 @@ impl Causal {
             options.cache_dir.as_deref(),
             &mut |share| progress(0.05 + 0.9 * share),
         )?;
-        let loader = Loader { device: &device, gguf: &gguf, config: &config, context: options.context };
+        let loader = Loader { device: &device, gguf: &gguf, config: &config, options };
         let angles = loader.angles(&config.rope)?;
         let sliding_angles = match &config.sliding {
             Some((_, rope)) => loader.angles(rope)?,
@@ -607,17 +609,18 @@ impl Parts {
         &self,
         config: &CausalConfig,
         strides: &Strides,
-        context: usize,
+        options: &LoadOptions,
         rows: usize,
         logit_rows: usize,
     ) -> MemoryPlan {
+        let context = options.context;
         let norms = if config.branch_norms { 4 } else { 2 } * strides.hidden
             + if config.head_norms { 2 * round_up(config.head_size, STRIDE_MULTIPLE) } else { 0 };
         let tables = if config.sliding.is_some() { 2 } else { 1 } * context * config.rotated * 4;
         MemoryPlan {
             weights: self.blueprints.iter().map(Blueprint::bytes).sum::<usize>()
                 + (norms * config.layers + strides.hidden) * 4,
-            kv_cache: config.layers * Cache::bytes(config.kv_heads, config.head_size, context),
+            kv_cache: config.layers * Cache::bytes(options.cache, config.kv_heads, config.head_size, context),
             scratch: Scratch::bytes(strides, rows, logit_rows).iter().sum::<usize>() + tables + 64,
         }
     }
@@ -673,7 +676,7 @@ struct Loader<'a> {
     device: &'a Device,
     gguf: &'a Gguf,
     config: &'a CausalConfig,
-    context: usize,
+    options: &'a LoadOptions,
 }
 
 impl Loader<'_> {
@@ -704,7 +707,13 @@ impl Loader<'_> {
             window: config.layer(index).0,
             scale: config.attention_scale,
             angles: angles.clone(),
-            cache: Cache::new(self.device, config.kv_heads, config.head_size, self.context)?,
+            cache: Cache::new(
+                self.device,
+                self.options.cache,
+                config.kv_heads,
+                config.head_size,
+                self.options.context,
+            )?,
         })
     }
 
@@ -742,7 +751,7 @@ impl Loader<'_> {
                 1.0 / rope.base.powf(exponent) / (divisor * rope.linear_factor)
             })
             .collect();
-        let table: Vec<f32> = (0..self.context)
+        let table: Vec<f32> = (0..self.options.context)
             .flat_map(|position| {
                 frequencies.iter().flat_map(move |frequency| {
                     let angle = f64::from(position as f32 * frequency);

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use thiserror::Error;
 
-use super::Format;
+use super::{CacheKind, Format};
 use crate::device::{Device, DeviceError, Kernel, Program};
 
 const COMMON: &str = include_str!("../../cl/include/common.h");
@@ -107,12 +107,17 @@ impl Kernels {
         &self,
         device: &Device,
         head_size: usize,
+        kind: CacheKind,
         name: &str,
     ) -> Result<Kernel, OpsError> {
-        self.kernel(device, ("attention", head_size), name, || {
+        let (part, define) = match kind {
+            CacheKind::F16 => ("attention", ""),
+            CacheKind::F32 => ("attention f32", "#define CACHE_F32\n"),
+        };
+        self.kernel(device, (part, head_size), name, || {
             (
-                format!("attention.cl (head size {head_size})"),
-                format!("#define HEAD {head_size}\n{COMMON}{ATTENTION}"),
+                format!("attention.cl (head size {head_size}, cache {kind})"),
+                format!("#define HEAD {head_size}\n{define}{COMMON}{ATTENTION}"),
             )
         })
     }

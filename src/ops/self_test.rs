@@ -1,6 +1,6 @@
 //! Every kernel once on a small input against its CPU reference, before a model relies on it.
 
-use super::attention::{ATTENTION_START, Attention, Cache, ROTATE_START, Rotation, attention_reference};
+use super::attention::{ATTENTION_START, Attention, Cache, CacheKind, ROTATE_START, Rotation, attention_reference};
 use super::kernels::{Kernels, OpsError};
 use super::matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
 use super::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, Scales, TILE};
@@ -48,7 +48,7 @@ fn poisoned(device: &Device, values: usize) -> Result<Buffer, OpsError> {
     Ok(buffer)
 }
 
-/// Runs the kernels for these weight formats and this head size.
+/// Runs the kernels for these weight formats, this head size and this kind of cache.
 ///
 /// # Errors
 /// [`OpsError::SelfTest`] with the kernel, the device and the first wrong number; or what the device says.
@@ -57,11 +57,12 @@ pub fn self_test(
     kernels: &Kernels,
     formats: &[Format],
     head_size: usize,
+    cache: CacheKind,
 ) -> Result<(), OpsError> {
     for &format in formats {
         products(device, kernels, format)?;
     }
-    attention(device, kernels, head_size)
+    attention(device, kernels, head_size, cache)
 }
 
 fn compare(
@@ -257,7 +258,7 @@ fn row(values: &[f32], row: usize, stride: usize) -> Vec<f32> {
     values[row * stride..(row + 1) * stride].to_vec()
 }
 
-fn attention(device: &Device, kernels: &Kernels, head_size: usize) -> Result<(), OpsError> {
+fn attention(device: &Device, kernels: &Kernels, head_size: usize, kind: CacheKind) -> Result<(), OpsError> {
     const ROWS: usize = 70; // crosses a tile of the running softmax, ends inside a row block
     const Q_HEADS: usize = 2;
     const WINDOW: usize = 37;
@@ -271,7 +272,7 @@ fn attention(device: &Device, kernels: &Kernels, head_size: usize) -> Result<(),
     let angles = upload(device, &angles)?;
     let scale = 1.0 / (head_size as f32).sqrt();
     let run = |widths: &[usize]| -> Result<Vec<f32>, OpsError> {
-        let cache = Cache::new(device, 1, head_size, ROWS)?;
+        let cache = Cache::new(device, kind, 1, head_size, ROWS)?;
         let mut results = Vec::new();
         let mut start = 0;
         for &rows in widths {
@@ -320,7 +321,7 @@ fn attention(device: &Device, kernels: &Kernels, head_size: usize) -> Result<(),
     for row in [0, WINDOW - 1, WINDOW, ROWS - 1] {
         for q_head in 0..Q_HEADS {
             let q = &qkv[row * stride + q_head * head_size..][..head_size];
-            let expected = attention_reference(q, &keys, &values, row, WINDOW, scale);
+            let expected = attention_reference(kind, q, &keys, &values, row, WINDOW, scale);
             let found = &together[(row * Q_HEADS + q_head) * head_size..][..head_size];
             compare(device, "attention", found, &expected, 1e-5)?;
         }
