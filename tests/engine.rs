@@ -1,12 +1,12 @@
 //! The engine over a scripted backend: order, limits, stops, cancellation, failure.
 
-mod support;
+mod stage;
 
 use std::time::{Duration, Instant};
 
 use axe::decode::{Sampling, Step};
 use axe::engine::{Engine, Event, FinishReason, Options, Outcomes, Request, State, Stop, SubmitError};
-use support::{CONTEXT, EOS, Outcome, Script, Stage, Trouble, bytes, eventually, listen, loaded, say};
+use stage::{CONTEXT, EOS, Outcome, Script, Stage, Trouble, bytes, eventually, listen, loaded, say};
 
 fn request(prompt: &str) -> Request {
     Request {
@@ -321,7 +321,7 @@ async fn a_drain_while_loading_ends_the_engine_once_it_is_loaded() {
         move |progress| {
             wait.recv()?;
             progress.report(0.5, "late");
-            Ok(loaded(support::Scripted(Script::saying("x").into()), None))
+            Ok(loaded(stage::Scripted(Script::saying("x").into()), None))
         },
         Options { queue_capacity: 1 },
     )
