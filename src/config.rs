@@ -424,11 +424,17 @@ fn read_log(s: &mut Sources) -> Result<LogConfig, ConfigError> {
             "log.level",
             "info".to_owned(),
             "error, warn, info, debug, trace, or directives as in \"info,axe::http=debug\"",
-            |level| tracing_subscriber::EnvFilter::try_new(level).is_ok(),
+            |level| level.split(',').all(is_directive),
         )?,
         format: if format == "json" { LogFormat::Json } else { LogFormat::Text },
         ring_size: size(s.integer("log.ring_size", 2000, 1, 1_000_000)?),
     })
+}
+
+/// `info` or `axe::http=debug`. A lone word must be a level: the filter would take any other for a module's name.
+fn is_directive(text: &str) -> bool {
+    let level = text.rsplit_once('=').map_or(text, |(_, level)| level);
+    level.trim().parse::<tracing::level_filters::LevelFilter>().is_ok()
 }
 
 fn read_sampling(s: &mut Sources) -> Result<SamplingConfig, ConfigError> {

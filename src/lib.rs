@@ -13,6 +13,7 @@ pub mod decode;
 pub mod device;
 pub mod engine;
 pub mod http;
+pub mod load;
 pub mod model;
 pub mod ops;
 pub mod text;

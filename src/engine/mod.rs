@@ -13,8 +13,6 @@ mod model;
 mod request;
 mod run;
 mod status;
-#[cfg(test)]
-mod tests;
 mod thread;
 
 pub use event::{Event, FinishReason, Stats, Usage};

@@ -145,3 +145,137 @@ impl StopString {
         self.matched == self.text.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The reply to these pieces, and how it ended.
+    fn assemble<P: AsRef<[u8]>>(stops: &[&str], pieces: &[P]) -> (String, Option<usize>) {
+        let (mut assembler, mut out) = (Assembler::new(stops, false), String::new());
+        for piece in pieces {
+            assembler.push(piece.as_ref(), &mut out);
+        }
+        assembler.flush(&mut out);
+        (out, assembler.stopped())
+    }
+
+    #[test]
+    fn characters_come_out_whole() {
+        let (mut assembler, mut out) = (Assembler::new([""; 0], false), String::new());
+        for byte in "a👍é".bytes() {
+            assembler.push(&[byte], &mut out);
+            assert!("a👍é".starts_with(&out), "{out:?}");
+        }
+        assert_eq!(out, "a👍é");
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_become_replacements_and_a_cut_tail_is_dropped() {
+        assert_eq!(
+            assemble(&[], &[b"a\xff".as_slice(), b"b\xf0\x9f", b"c\xf0\x9f"]).0,
+            "a\u{fffd}b\u{fffd}c"
+        );
+        let (mut assembler, mut out) = (Assembler::new([""; 0], false), String::new());
+        assembler.push(b"\xf0\x9f", &mut out);
+        assert_eq!(out, "");
+        assembler.push(b"x", &mut out);
+        assert_eq!(out, "\u{fffd}x");
+    }
+
+    #[test]
+    fn a_stop_string_ends_the_reply_and_never_shows() {
+        assert_eq!(assemble(&["STOP"], &["ab ST", "OP more"]), ("ab ".to_owned(), Some(0)));
+        assert_eq!(assemble(&["STOP"], &["ab S", "TO", "Px", "STOP"]), ("ab ".to_owned(), Some(0)));
+        assert_eq!(assemble(&["\n\n"], &["a\n", "b\n", "\n", "c"]), ("a\nb".to_owned(), Some(0)));
+        assert_eq!(assemble(&["aab"], &["aaaab"]), ("aa".to_owned(), Some(0)));
+        assert_eq!(assemble(&["é"], &["è\u{c3}é"]), ("è\u{c3}".to_owned(), Some(0)));
+    }
+
+    #[test]
+    fn the_first_stop_string_wins() {
+        assert_eq!(assemble(&["later", "b"], &["a b later"]), ("a ".to_owned(), Some(1)));
+        assert_eq!(assemble(&["lo", "hello"], &["hello"]), (String::new(), Some(1)));
+        assert_eq!(assemble(&["abc", "b"], &["abc"]), ("a".to_owned(), Some(1)));
+    }
+
+    #[test]
+    fn held_text_comes_at_the_end_or_once_it_is_harmless() {
+        let (mut assembler, mut out) = (Assembler::new(["STOP", "TOx"], false), String::new());
+        assert_eq!(assembler.push(b"a STO", &mut out), None);
+        assert_eq!(out, "a ");
+        assert_eq!(assembler.push(b"T", &mut out), None);
+        assert_eq!(out, "a STO");
+        assembler.flush(&mut out);
+        assert_eq!(out, "a STOT");
+    }
+
+    #[test]
+    fn nothing_follows_a_stop() {
+        let (mut assembler, mut out) = (Assembler::new(["."], false), String::new());
+        assert_eq!(assembler.push(b"a.", &mut out), Some(0));
+        assert_eq!(assembler.push(b"b", &mut out), Some(0));
+        assembler.flush(&mut out);
+        assert_eq!(out, "a");
+    }
+
+    #[test]
+    fn empty_stop_strings_never_match() {
+        assert_eq!(assemble(&["", "x"], &["abx"]), ("ab".to_owned(), Some(1)));
+    }
+
+    #[test]
+    fn one_leading_space_is_left_out_on_request() {
+        let (mut assembler, mut out) = (Assembler::new([""; 0], true), String::new());
+        assembler.push(b"", &mut out);
+        assembler.push(b"  a", &mut out);
+        assembler.push(b" b", &mut out);
+        assert_eq!(out, " a b");
+    }
+
+    /// What the rules say, without any increments.
+    fn whole(stops: &[String], bytes: &[u8]) -> String {
+        // An incomplete character at the end is dropped.
+        let cut = (1..=bytes.len().min(3)).find(|&len| {
+            let tail = str::from_utf8(&bytes[bytes.len() - len..]);
+            tail.is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+        });
+        let text = String::from_utf8_lossy(&bytes[..bytes.len() - cut.unwrap_or(0)]).into_owned();
+        for end in 1..=text.len() {
+            let longest = stops
+                .iter()
+                .filter(|stop| !stop.is_empty() && text.as_bytes()[..end].ends_with(stop.as_bytes()));
+            if let Some(stop) = longest.max_by_key(|stop| stop.len()) {
+                return text[..end - stop.len()].to_owned();
+            }
+        }
+        text
+    }
+
+    proptest! {
+        #[test]
+        fn cuts_do_not_matter(
+            bytes in prop_oneof![
+                "[ab.\u{e9}👍]{0,30}".prop_map(String::into_bytes),
+                prop::collection::vec(prop_oneof![Just(b'a'), Just(0xf0), Just(0x9f), Just(0x91), Just(0xc3), Just(0xa9)], 0..20),
+            ],
+            stops in prop::collection::vec("[ab.\u{e9}]{0,4}", 0..4),
+            cuts in prop::collection::vec(0usize..8, 0..40),
+        ) {
+            let (mut assembler, mut out) = (Assembler::new(&stops, false), String::new());
+            let expected = whole(&stops, &bytes);
+            let mut rest = bytes.as_slice();
+            for cut in cuts {
+                let (piece, tail) = rest.split_at(cut.min(rest.len()));
+                rest = tail;
+                assembler.push(piece, &mut out);
+                prop_assert!(expected.starts_with(&out), "{:?} was sent of {:?}", out, expected);
+            }
+            assembler.push(rest, &mut out);
+            assembler.flush(&mut out);
+            prop_assert_eq!(out, expected);
+        }
+    }
+}

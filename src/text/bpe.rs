@@ -35,7 +35,7 @@ pub(super) fn decode_token(token: &[u8], pieces: &mut Strings) {
 /// The merges and what they need.
 #[derive(Debug)]
 pub(super) struct Bpe {
-    pre: PreTokenizer,
+    pub pre: PreTokenizer,
     /// Left and right token (high and low half) to the rank of their merge and its token.
     merges: HashMap<u64, (u32, u32), DefaultHashBuilder>,
     /// Token of each single byte, or [`NO_TOKEN`].

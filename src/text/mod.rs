@@ -12,6 +12,8 @@ mod pretokenize;
 mod python;
 mod spm;
 mod template;
+#[cfg(test)]
+mod testing;
 mod tokenizer;
 mod vocabulary;
 

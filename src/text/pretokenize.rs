@@ -25,6 +25,8 @@ struct Rules {
     stages: &'static [Stage],
     /// Whether a word that is a token is taken as it is, without looking at the merges.
     whole_words: bool,
+    /// Whether prompts begin with the begin-of-text token when the checkpoint does not say.
+    adds_bos: bool,
 }
 
 /// GPT-2's own rules, which many later ones contain.
@@ -34,12 +36,13 @@ const GPT2: Stage = Stage {
 };
 
 const TABLE: &[Rules] = &[
-    Rules { names: &["gpt-2"], stages: &[GPT2], whole_words: false },
+    Rules { names: &["gpt-2"], stages: &[GPT2], whole_words: false, adds_bos: false },
     Rules {
         names: &["smollm"],
         // Every digit alone, then GPT-2's rules on what lies between.
         stages: &[Stage { alternatives: &[r"\p{N}"], spaces: false }, GPT2],
         whole_words: false,
+        adds_bos: false,
     },
     Rules {
         names: &["llama-bpe", "llama3", "llama-v3"],
@@ -54,6 +57,7 @@ const TABLE: &[Rules] = &[
             spaces: true,
         }],
         whole_words: true,
+        adds_bos: true,
     },
 ];
 
@@ -63,6 +67,8 @@ pub(super) struct PreTokenizer {
     stages: Vec<Compiled>,
     /// Whether a word that is a token is taken as it is, without looking at the merges.
     pub whole_words: bool,
+    /// Whether prompts begin with the begin-of-text token when the checkpoint does not say.
+    pub adds_bos: bool,
 }
 
 #[derive(Debug)]
@@ -94,7 +100,7 @@ impl PreTokenizer {
             })?;
             stages.push(Compiled { regex, spaces });
         }
-        Ok(Self { stages, whole_words: rules.whole_words })
+        Ok(Self { stages, whole_words: rules.whole_words, adds_bos: rules.adds_bos })
     }
 
     /// Hands every word of `text` to `word`, in order; together they are `text`.
@@ -127,4 +133,69 @@ fn split<'t>(stages: &[Compiled], text: &'t str, word: &mut dyn FnMut(&'t str)) 
         at = end;
     }
     split(rest, &text[at..], word);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn words(name: &str, text: &str) -> Vec<String> {
+        words_of(&PreTokenizer::named(Some(name)).unwrap(), text)
+    }
+
+    fn words_of(pre: &PreTokenizer, text: &str) -> Vec<String> {
+        let mut words = Vec::new();
+        pre.split(text, &mut |word| words.push(word.to_owned()));
+        words
+    }
+
+    static ALL: LazyLock<Vec<PreTokenizer>> = LazyLock::new(|| {
+        TABLE.iter().map(|rules| PreTokenizer::named(Some(rules.names[0])).unwrap()).collect()
+    });
+
+    #[test]
+    fn gpt2_keeps_the_last_space_for_the_word() {
+        assert_eq!(words("gpt-2", "a  b\n\n c "), ["a", " ", " b", "\n\n", " c", " "]);
+        assert_eq!(words("gpt-2", "it's 12%\t\tx"), ["it", "'s", " 12", "%", "\t", "\t", "x"]);
+        assert_eq!(words("gpt-2", "   "), ["   "]);
+        assert_eq!(words("gpt-2", "a\u{3000}\u{3000}b"), ["a", "\u{3000}", "\u{3000}", "b"]);
+    }
+
+    #[test]
+    fn smollm_takes_digits_one_by_one() {
+        assert_eq!(words("smollm", "in 2024,  5"), ["in", " ", "2", "0", "2", "4", ",", "  ", "5"]);
+    }
+
+    #[test]
+    fn llama_takes_three_digits_and_ends_symbols_with_line_breaks() {
+        assert_eq!(
+            words("llama-bpe", "12345 I'LL {\n\n  x"),
+            ["123", "45", " I", "'LL", " {\n\n", " ", " x"]
+        );
+        assert_eq!(words("llama-bpe", "a \n \n  b"), ["a", " \n \n", " ", " b"]);
+    }
+
+    #[test]
+    fn unknown_names_are_refused() {
+        for name in [None, Some("default"), Some("gpt-5")] {
+            let error = PreTokenizer::named(name).unwrap_err().to_string();
+            assert!(
+                error.contains(name.unwrap_or("``")) && error.contains("gpt-2, smollm, llama-bpe"),
+                "{error}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn words_are_the_text(text in any::<String>()) {
+            for pre in ALL.iter() {
+                prop_assert_eq!(words_of(pre, &text).concat(), text.clone());
+            }
+        }
+    }
 }

@@ -123,6 +123,11 @@ impl Tokenizer {
             Method::Bpe(Bpe::new(&vocabulary, &pieces, &index)?)
         };
 
+        let adds_bos = match &method {
+            Method::Bpe(bpe) => bpe.pre.adds_bos,
+            Method::Spm(_) => true,
+        };
+
         let control = Matcher::new(&pieces, &kinds, &[TokenKind::Control, TokenKind::Unknown])?;
         let user_defined = Matcher::new(&pieces, &kinds, &[TokenKind::UserDefined])?;
         let mut ends: Vec<u32> = vocabulary.eos.into_iter().chain(vocabulary.ends.iter().copied()).collect();
@@ -144,7 +149,7 @@ impl Tokenizer {
             unk: vocabulary.unk,
             pad: vocabulary.pad,
             ends,
-            add_bos: vocabulary.add_bos.unwrap_or(spm),
+            add_bos: vocabulary.add_bos.unwrap_or(adds_bos),
             add_eos: vocabulary.add_eos.unwrap_or(false),
         })
     }
@@ -406,6 +411,170 @@ impl Matcher {
         }
         if at < text.len() {
             part(Part::Text(&text[at..]));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::testing::{CONTROL, bytes_and, letter, pieces};
+    use super::*;
+    use crate::text::TokenKind::{Control, Normal, Unused, UserDefined};
+
+    fn vocabulary(tokens: &[&str], merges: &[&str]) -> Vocabulary {
+        Vocabulary {
+            model: "gpt2".to_owned(),
+            pre: Some("gpt-2".to_owned()),
+            tokens: tokens.iter().collect(),
+            merges: merges.iter().collect(),
+            ..Vocabulary::default()
+        }
+    }
+
+    fn refusal(vocabulary: Vocabulary) -> String {
+        Tokenizer::new(vocabulary).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn merges_go_by_rank_and_then_from_the_left() {
+        let tokenizer = Tokenizer::new(vocabulary(
+            &["a", "b", "c", "ab", "bc", "aa", "abc"],
+            &["b c", "a b", "a a", "ab c"],
+        ));
+        let tokenizer = tokenizer.unwrap();
+        assert_eq!(tokenizer.encode("abc", Specials::Text), [0, 4]);
+        assert_eq!(tokenizer.encode("aaa", Specials::Text), [5, 0]);
+        assert_eq!(tokenizer.encode("ab", Specials::Text), [3]);
+        // A byte without a token is left out, and its neighbours stay apart.
+        assert_eq!(tokenizer.encode("a?b", Specials::Text), [0, 1]);
+    }
+
+    #[test]
+    fn the_byte_alphabet_has_every_byte() {
+        let tokenizer = bytes_and(&[]);
+        for byte in 0..=255u8 {
+            assert_eq!(tokenizer.piece(u32::from(byte)), [byte], "{}", letter(byte));
+        }
+    }
+
+    #[test]
+    fn control_tokens_are_found_only_on_request() {
+        let tokenizer = bytes_and(&["<s>", "<s>x"]);
+        assert_eq!(tokenizer.encode("a<s>", Specials::Text), [97, 60, 115, 62]);
+        assert_eq!(tokenizer.encode("a<s>", Specials::Parse), [97, CONTROL]);
+        assert_eq!(tokenizer.encode("<s>x<s>", Specials::Parse), [CONTROL + 1, CONTROL]);
+        assert_eq!(tokenizer.decode(&[97, CONTROL, 98]), "ab");
+    }
+
+    #[test]
+    fn there_is_one_begin_of_text() {
+        let tokenizer = bytes_and(&["<s>"]);
+        assert_eq!(tokenizer.with_bos(vec![1]), [1]);
+        assert_eq!(tokenizer.with_bos(vec![CONTROL, CONTROL, 1, CONTROL]), [CONTROL, 1, CONTROL]);
+        let flagged = Vocabulary { bos: Some(0), add_bos: Some(true), ..vocabulary(&["<s>", "a"], &[]) };
+        let flagged = Tokenizer::new(flagged).unwrap();
+        assert!(flagged.adds_bos());
+        assert_eq!(flagged.with_bos(vec![1]), [0, 1]);
+        assert_eq!(flagged.with_bos(vec![0, 1]), [0, 1]);
+        assert_eq!(flagged.with_bos(vec![]), [0]);
+    }
+
+    #[test]
+    fn scores_order_the_merges_of_sentence_pieces() {
+        let tokens = [
+            ("a", Normal, 0.0),
+            ("b", Normal, 0.0),
+            ("ab", Normal, -2.0),
+            ("ba", Normal, -1.0),
+            ("\u{2581}", Normal, -9.0),
+            ("\u{2581}a", Normal, -3.0),
+        ];
+        let tokenizer = pieces(&tokens, false);
+        assert_eq!(tokenizer.encode("aba", Specials::Text), [0, 3]);
+        assert_eq!(tokenizer.encode("ab", Specials::Text), [2]);
+        assert_eq!(tokenizer.encode(" a", Specials::Text), [5]);
+        assert_eq!(tokenizer.encode("é", Specials::Text), [6 + 0xc3, 6 + 0xa9]);
+        assert_eq!(tokenizer.decode(&[5, 6 + 0xc3, 6 + 0xa9]), " aé");
+    }
+
+    #[test]
+    fn a_space_goes_before_text_where_the_vocabulary_says_so() {
+        let tokens = [
+            ("a", Normal, 0.0),
+            ("\u{2581}", Normal, -1.0),
+            ("\u{2581}a", Normal, -1.0),
+            ("<s>", Control, 0.0),
+            ("[u]", UserDefined, 0.0),
+        ];
+        let tokenizer = pieces(&tokens, true);
+        assert_eq!(tokenizer.encode("aa", Specials::Text), [2, 0]);
+        assert_eq!(tokenizer.encode("a<s>a[u]a", Specials::Parse), [2, 3, 2, 4, 2]);
+        assert_eq!(tokenizer.encode("", Specials::Parse), [0; 0]);
+        assert_eq!(tokenizer.decode(&[2, 0]), "aa");
+        assert_eq!(tokenizer.decode(&[1, 2]), " a");
+        assert_eq!(pieces(&tokens, false).decode(&[2, 0]), " aa");
+    }
+
+    #[test]
+    fn user_defined_tokens_match_anywhere_and_control_tokens_never_arise_from_merges() {
+        let tokens = [
+            ("a", Normal, 0.0),
+            ("b", Normal, 0.0),
+            ("ab", Control, 9.0),
+            ("aab", UserDefined, 0.0),
+            ("bb", Unused, 9.0),
+        ];
+        let tokenizer = pieces(&tokens, false);
+        assert_eq!(tokenizer.encode("ab", Specials::Text), [0, 1]);
+        assert_eq!(tokenizer.encode("ab", Specials::Parse), [2]);
+        assert_eq!(tokenizer.encode("aaabb", Specials::Text), [0, 3, 1]);
+        assert_eq!(tokenizer.encode("bb", Specials::Text), [1, 1]);
+        // The name of a byte token is text too.
+        let name = tokenizer.encode("<0x61>", Specials::Text);
+        assert_eq!(tokenizer.decode(&name), "<0x61>");
+        assert_eq!(name.len(), 6);
+    }
+
+    #[test]
+    fn ends_of_turns_are_known_by_name() {
+        let tokenizer = bytes_and(&["<s>", "<end_of_turn>", "<|im_start|>", "<|eot_id|>"]);
+        assert_eq!(tokenizer.eos_ids(), [CONTROL + 1, CONTROL + 3]);
+        let named = Vocabulary { eos: Some(1), ends: vec![0, 1], ..vocabulary(&["a", "b"], &[]) };
+        assert_eq!(Tokenizer::new(named).unwrap().eos_ids(), [0, 1]);
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let is = |vocabulary, what: &str| {
+            let error = refusal(vocabulary);
+            assert!(error.contains(what), "{error}");
+        };
+        is(Vocabulary { model: "bert".to_owned(), ..vocabulary(&["a"], &[]) }, "`bert` is not supported");
+        is(vocabulary(&[], &[]), "0 tokens");
+        is(Vocabulary { kinds: vec![Normal; 2], ..vocabulary(&["a"], &[]) }, "2 token types for 1 tokens");
+        is(
+            Vocabulary { eos: Some(1), ..vocabulary(&["a"], &[]) },
+            "end of text token id 1 is past the last of 1",
+        );
+        is(Vocabulary { ends: vec![7], ..vocabulary(&["a"], &[]) }, "end of turn token id 7");
+        is(vocabulary(&["a", "b"], &["a b"]), "merge 0 `a b`: the two parts together are no token");
+        is(vocabulary(&["a", "b"], &["a c"]), "its right part");
+        is(vocabulary(&["a", "b"], &["ab"]), "merge 0 `ab`");
+        is(vocabulary(&["a", "b"], &[""]), "merge 0 ``");
+        let spm = |scores| Vocabulary { model: "llama".to_owned(), scores, ..vocabulary(&["a"], &[]) };
+        is(spm(vec![]), "0 scores for 1 tokens");
+        is(spm(vec![f32::NAN]), "score of token 0 is NaN");
+        let byte = Vocabulary { kinds: vec![TokenKind::Byte], ..spm(vec![0.0]) };
+        is(byte, "token 0 `a` is of kind byte");
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_round_trip(text in any::<String>()) {
+            let tokenizer = bytes_and(&["<s>"]);
+            prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text, Specials::Text)), text);
         }
     }
 }

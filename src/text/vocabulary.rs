@@ -139,7 +139,7 @@ pub struct Vocabulary {
     pub pad: Option<u32>,
     /// More tokens that end a reply, e.g. end of turn.
     pub ends: Vec<u32>,
-    /// Whether a prompt begins with `bos`; by default `llama` does and `gpt2` does not.
+    /// Whether a prompt begins with `bos`; by default it does with `llama` and with some pre-tokenizers of `gpt2`.
     pub add_bos: Option<bool>,
     /// Whether a text ends with `eos`; by default not.
     pub add_eos: Option<bool>,
@@ -158,8 +158,13 @@ impl Vocabulary {
         if !self.kinds.is_empty() && self.kinds.len() != count {
             return bad(format!("{} token types for {count} tokens", self.kinds.len()));
         }
-        let named = [("bos", self.bos), ("eos", self.eos), ("unknown", self.unk), ("padding", self.pad)];
-        let ends = self.ends.iter().map(|&id| ("end", Some(id)));
+        let named = [
+            ("begin of text", self.bos),
+            ("end of text", self.eos),
+            ("unknown", self.unk),
+            ("padding", self.pad),
+        ];
+        let ends = self.ends.iter().map(|&id| ("end of turn", Some(id)));
         for (name, id) in named.into_iter().chain(ends) {
             if let Some(id) = id.filter(|&id| id as usize >= count) {
                 return bad(format!("{name} token id {id} is past the last of {count} tokens"));
