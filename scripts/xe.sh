@@ -140,7 +140,8 @@ case $command in
         ;;
     restart)
         (($# == 0)) || die_usage "'restart' takes no arguments; it is told by its environment (see help)"
-        if daemon_running; then down; fi
+        # In a process of its own, which lets go of the lock when it ends.
+        if daemon_running; then (down); fi
         exec "$0" up
         ;;
     status | gpu)

@@ -23,7 +23,7 @@ start_container() {
     # The admin socket is shared through .axe/run, so the daemon must run as the user who asks it.
     options+=(--user "$(id -u):$(id -g)" --network host --detach --name "$name"
         --volume "$model:/model.gguf:ro" --volume "$AXE_RUN:/run/axed" --volume "$AXE_STATE/cache:/var/cache/axed"
-        --env AXE_CACHE_DIR=/var/cache/axed)
+        --env AXE_DEVICE_CACHE_DIR=/var/cache/axed --env AXE_API_KEY)
     mkdir -p "$AXE_STATE/cache"
     if [[ -d /dev/dri ]]; then
         options+=(--device /dev/dri)
@@ -43,7 +43,7 @@ start_container() {
     arguments+=(--served-name "${SERVED_MODEL_NAME:-${served%.gguf}}")
     "$engine" rm --force "$name" >/dev/null 2>&1 || true
     say "Starting $AXE_IMAGE with $engine on port $port"
-    "$engine" run "${options[@]}" "$AXE_IMAGE" "${arguments[@]}" >/dev/null || die "$engine could not start $AXE_IMAGE"
+    "$engine" run "${options[@]}" "$AXE_IMAGE" "${arguments[@]}" >/dev/null {lock}>&- || die "$engine could not start $AXE_IMAGE"
     printf '%s %s\n' "$engine" "$name" >"$AXE_RUN/container"
 }
 

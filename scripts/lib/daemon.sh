@@ -31,7 +31,7 @@ start_daemon() {
     [[ ! -e $AXE_RUN/axed.log ]] || mv "$AXE_RUN/axed.log" "$AXE_RUN/axed.log.1"
     say "Starting axed on port $port with ${model#"$AXE_ROOT"/}"
     # A session of its own, so that closing the terminal does not end it; without the lock of this script.
-    AXE_CACHE_DIR=${AXE_CACHE_DIR:-$AXE_STATE/cache} setsid "$AXE_BIN/axed" "${arguments[@]}" \
+    AXE_DEVICE_CACHE_DIR=${AXE_DEVICE_CACHE_DIR:-$AXE_STATE/cache} setsid "$AXE_BIN/axed" "${arguments[@]}" \
         >"$AXE_RUN/axed.log" 2>&1 </dev/null {lock}>&- &
     echo "$!" >"$AXE_RUN/axed.pid"
 }
@@ -103,7 +103,7 @@ daemon_log_tail() {
 # show_example: a request to paste, and its answer, so that it is known to work. On stdout: it is what `up` is for.
 show_example() {
     local base=http://127.0.0.1:$port name body path answer
-    name=$(curl -fsS --max-time 5 "$base/v1/models" | python3 -c 'import json, sys; print(json.load(sys.stdin)["data"][0]["id"])') ||
+    name=$(request "$base/v1/models" | python3 -c 'import json, sys; print(json.load(sys.stdin)["data"][0]["id"])') ||
         die "the daemon is ready, but $base/v1/models does not answer as it should"
     path=/v1/chat/completions
     body='{"model": "'$name'", "max_tokens": 32, "temperature": 0, "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
@@ -113,15 +113,22 @@ show_example() {
         body='{"model": "'$name'", "max_tokens": 32, "temperature": 0, "prompt": "The capital of France is"}'
         answer=$(ask "$base$path" "$body" text) || die "the daemon is ready, but it did not answer: $answer"
     fi
-    printf '\n%s\n\n  curl %s \\\n    -H "Content-Type: application/json" \\\n    -d '\''%s'\''\n\nwhich answers: %s\n\n' \
-        "Ask it:" "$base$path" "$body" "$answer"
+    printf '\nAsk it:\n\n  curl %s \\\n' "$base$path"
+    # The key itself does not belong on a screen.
+    # shellcheck disable=SC2016 # it is the reader's shell that shall expand it
+    [[ -z ${AXE_API_KEY:-} ]] || printf '    -H "Authorization: Bearer $AXE_API_KEY" \\\n'
+    printf '    -H "Content-Type: application/json" \\\n    -d '\''%s'\''\n\nwhich answers: %s\n\n' "$body" "$answer"
     printf 'Stop it with: scripts/xe.sh down\n'
+}
+
+# request CURL_ARGUMENTS…: a request to the daemon, with the key if there is one (through stdin: not in the process list).
+request() {
+    curl -sS --max-time 120 -K - "$@" <<<"${AXE_API_KEY:+header = \"Authorization: Bearer $AXE_API_KEY\"}"
 }
 
 # ask URL BODY KEY…: prints that part of the first choice, or the error and fails.
 ask() {
-    curl -sS --max-time 120 -H 'Content-Type: application/json' ${AXE_API_KEY:+-H "Authorization: Bearer $AXE_API_KEY"} \
-        -d "$2" "$1" | python3 -c '
+    request -H 'Content-Type: application/json' -d "$2" "$1" | python3 -c '
 import json, sys
 raw = sys.stdin.read()
 try:
