@@ -131,7 +131,7 @@ for stage in "${stages[@]}"; do
             ;;
         fmt) run_stage fmt check cargo fmt --all --check ;;
         clippy) run_stage clippy check cargo clippy --workspace --all-targets --locked -- -D warnings ;;
-        tests) run_stage "tests ($platform)" suite cargo test --release --locked --workspace --no-fail-fast ;;
+        tests) run_stage "tests-$platform" suite cargo test --release --locked --workspace --no-fail-fast ;;
         pocl)
             if [[ $platform != pocl ]]; then
                 AXE_TEST_PLATFORM=pocl OCL_ICD_VENDORS=$AXE_POCL_VENDORS run_stage pocl suite device_tests

@@ -35,8 +35,8 @@ start_container() {
         die "$engine has no image '$AXE_IMAGE'; build it with: $engine build -t $AXE_IMAGE -f scripts/Containerfile ."
     local arguments=(--model /model.gguf --port "$port" --admin-socket /run/axed/admin.sock)
     if [[ -e $config ]]; then
-        options+=(--volume "$config:/etc/axe/daemon.toml:ro")
-        arguments=(--config /etc/axe/daemon.toml "${arguments[@]}")
+        options+=(--volume "$config:/etc/axed/daemon.toml:ro")
+        arguments=(--config /etc/axed/daemon.toml "${arguments[@]}")
     fi
     # Inside, the file has a name that says nothing, so the model's own is passed on.
     local served=${model##*/}

@@ -38,17 +38,17 @@ start_daemon() {
 
 ready() { curl -fsS --max-time 5 -o /dev/null "http://127.0.0.1:$port/ready" 2>/dev/null; }
 
-# stage: what the daemon says it is doing before it is ready.
+# stage: what the daemon says it is doing before it is ready, in one line; "failed: …" when it cannot become ready.
 stage() {
     curl -sS --max-time 2 "http://127.0.0.1:$port/ready" 2>/dev/null | python3 -c '
 import json, sys
-try:
-    answer = json.load(sys.stdin)
-except ValueError:
-    sys.exit("starting")
-error = answer.get("error") if isinstance(answer.get("error"), dict) else {}
-words = [answer.get("stage"), answer.get("status"), answer.get("message"), error.get("message")]
-print(next((word for word in words if isinstance(word, str)), "starting"))' 2>/dev/null || echo starting
+answer = json.load(sys.stdin)
+words = answer.get("what") or answer["status"]
+if answer.get("error"):
+    words += ": " + answer["error"]
+if isinstance(answer.get("progress"), float):
+    words += " %d %%" % (100 * answer["progress"])
+print(words)' 2>/dev/null || echo starting
 }
 
 # progress TEXT: one line that is written over on a terminal, a new line for each new text elsewhere.
@@ -64,7 +64,7 @@ progress() {
 progress_end() { [[ ! -t 2 ]] || printf '\r\e[K' >&2; }
 
 wait_until_ready() {
-    local started=$SECONDS limit=${AXE_START_TIMEOUT:-600} progress_shown='' began
+    local started=$SECONDS limit=${AXE_START_TIMEOUT:-600} progress_shown='' began stage
     began=$(date +%s.%N)
     until ready; do
         if ! daemon_running; then
@@ -79,7 +79,13 @@ wait_until_ready() {
             daemon_log_tail >&2
             exit 1
         fi
-        progress "waiting for /ready: $(stage)"
+        stage=$(stage)
+        if [[ $stage == failed* ]]; then
+            progress_end
+            daemon_log_tail >&2
+            die "axed cannot start; $stage (its log ends as above; scripts/xe.sh down ends it)"
+        fi
+        progress "waiting for /ready: $stage"
         sleep 0.2
     done
     progress_end

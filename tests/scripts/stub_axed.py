@@ -4,6 +4,7 @@
 STUB_FAULT makes it wrong in one way, so that the tests can show that the scripts notice:
   dies-at-start   logs a reason and exits 1
   never-ready     /ready stays 503
+  fails           /ready says that it failed
   hangs-at-stop   ignores SIGTERM
   and the names looked for below, which spoil one property of the API each
 """
@@ -83,7 +84,9 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(405, "wrong method")
         if path == "/ready":
             if FAULT == "never-ready" or time.time() - self.started < 0.5:
-                return self.answer(503, {"status": "loading", "stage": "loading weights"})
+                return self.answer(503, {"status": "loading", "what": "loading weights", "progress": 0.25})
+            if FAULT == "fails":
+                return self.answer(503, {"status": "failed", "error": "no device of kind gpu"})
             return self.answer(200, {"status": "ready"})
         if path == "/metrics":
             return self.answer(200, b"# TYPE axe_up gauge\naxe_up 1\n", "text/plain; version=0.0.4")

