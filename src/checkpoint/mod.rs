@@ -1,4 +1,5 @@
 //! What is on disk, as typed views over a memory map. This room knows nobody else.
 
 pub mod gguf;
+pub mod mapping;
 pub mod quant;

@@ -1,1 +1,23 @@
-//! The `device` room.
+//! The `device` room: OpenCL, made safe to use.
+//!
+//! [`Device`] is one opened device with one in-order queue; it makes [`Program`]s, [`Kernel`]s and [`Buffer`]s. All
+//! handles belong to the thread that opened it. [`list_devices`] shows what there is.
+
+mod cache;
+mod context;
+mod discover;
+mod error;
+mod handle;
+mod launch;
+mod memory;
+mod profile;
+mod program;
+pub mod runtime;
+
+pub use context::{Device, DeviceOptions};
+pub use discover::{DeviceInfo, DeviceKind, DeviceSelector, ListedDevice, list_devices};
+pub use error::{ClCode, DeviceError};
+pub use launch::{Arg, Launch};
+pub use memory::{Buffer, HostBytes, MemoryReport, Purpose};
+pub use profile::KernelTime;
+pub use program::{Kernel, Program};

@@ -1,1 +1,24 @@
-//! The `ops` room.
+//! One typed launcher for each kernel, with its CPU reference beside it.
+//!
+//! Kernels of the `vector` family: one work-item does a vector's work by hand. A row's result has the same bits
+//! however many rows a pass has; [`Kernels::matvec`] and [`Kernels::matmul`] are two ways to the same numbers.
+
+mod attention;
+mod format;
+mod kernels;
+mod matmul;
+mod self_test;
+
+pub use attention::{ATTENTION_START, Attention, Cache, ROTATE_START, Rotation, attention_reference};
+pub use format::{Format, ROW_MULTIPLE, Scales, TILE};
+pub use kernels::{Kernels, OpsError};
+pub use matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
+pub use self_test::self_test;
+
+/// Values by which activation rows are padded: the widest block of a weight format.
+pub const STRIDE_MULTIPLE: usize = 256;
+
+/// The least multiple of `step` that is not less than `n`.
+pub const fn round_up(n: usize, step: usize) -> usize {
+    n.div_ceil(step) * step
+}

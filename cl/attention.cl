@@ -1,0 +1,156 @@
+// Rotary embedding, the key-value cache and attention. HEAD is the head size, a multiple of 16.
+//
+// Cache of one layer, f16: keys [kv head][position / 16][HEAD][16], so that 16 scores are one vector and need no
+// reduction across lanes; values [kv head][position][HEAD].
+
+#define TILE 64 // positions per step of the running softmax; tiles start at multiples of it whatever the row
+
+inline void norm_head(global float* x, global const float* weight, float epsilon) {
+    float16 squares = 0.0f;
+    for (int i = 0; i < HEAD; i += 16) squares = fma(vload16(0, x + i), vload16(0, x + i), squares);
+    float16 r = 1.0f / sqrt(sum_lanes(squares) / (float)HEAD + epsilon);
+    for (int i = 0; i < HEAD; i += 16) vstore16(vload16(0, x + i) * r * vload16(0, weight + i), 0, x + i);
+}
+
+// Rotates pairs (i * step, i * step + gap): step 1, gap rotated/2 for NeoX order; step 2, gap 1 for interleaved.
+inline void rotate_head(global float* x, global const float* angles, int half_rotated, int interleaved) {
+    const int step = interleaved ? 2 : 1, gap = interleaved ? 1 : half_rotated;
+    for (int i = 0; i < half_rotated; i++) {
+        const float c = angles[2 * i], s = angles[2 * i + 1];
+        const float a = x[i * step], b = x[i * step + gap];
+        x[i * step] = fma(a, c, -(b * s));
+        x[i * step + gap] = fma(a, s, b * c);
+    }
+}
+
+#define LARGEST_HALF 65504.0f
+#define TO_CACHE(v) clamp(v, -LARGEST_HALF, LARGEST_HALF)
+
+// For each row: norms (where the weights are given) and rotates its query and key heads, leaves queries in place, writes
+// keys and values into the cache at position start + row. qkv: f32 [rows][stride]: q heads, then k at k_at, v at v_at.
+// angles: [positions][half_rotated][cos, sin]. One work-item a row.
+EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const float* angles, global const float* q_norm,
+                                             global const float* k_norm, global half* keys, global half* values,
+                                             int stride, int q_heads, int kv_heads, int k_at, int v_at, int start,
+                                             int capacity, int half_rotated, int interleaved, int normed,
+                                             float epsilon) {
+    const int row = get_global_id(0);
+    const int position = start + row;
+    global float* x = qkv + (size_t)row * stride;
+    global const float* at = angles + (size_t)position * 2 * half_rotated;
+    for (int h = 0; h < q_heads; h++) {
+        if (normed) norm_head(x + h * HEAD, q_norm, epsilon);
+        rotate_head(x + h * HEAD, at, half_rotated, interleaved);
+    }
+    for (int h = 0; h < kv_heads; h++) {
+        global float* k = x + k_at + h * HEAD;
+        if (normed) norm_head(k, k_norm, epsilon);
+        rotate_head(k, at, half_rotated, interleaved);
+        global half* key = keys + (size_t)h * capacity * HEAD + (size_t)(position / 16) * HEAD * 16 + position % 16;
+        for (int i = 0; i < HEAD; i++) vstore_half(TO_CACHE(k[i]), i * 16, key);
+        global const float* v = x + v_at + h * HEAD;
+        global half* value = values + ((size_t)h * capacity + position) * HEAD;
+        for (int i = 0; i < HEAD; i += 16) vstore_half16(TO_CACHE(vload16(0, v + i)), 0, value + i);
+    }
+}
+
+// R query rows of one head against the cache; row r sees positions from max(0, p - window + 1) to p = position of the
+// row. A row past the last is computed as the last and not stored. Tiles and order of addition are the same for every R;
+// a tile that a row does not see leaves its sums as they are, bit for bit.
+#define ATTEND(R, BLOCKS)                                                                                             \
+    inline void attend_##R(global const float* q, int stride, global const half* keys, global const half* values,      \
+                           global float* out, int out_stride, int count, int start, int window, float scale) {        \
+        float16 acc[R][HEAD / 16];                                                                                    \
+        float best[R], total[R], share[R];                                                                            \
+        float weight[R][TILE];                                                                                        \
+        for (int r = 0; r < R; r++) {                                                                                 \
+            best[r] = -INFINITY;                                                                                      \
+            total[r] = 0.0f;                                                                                          \
+            for (int i = 0; i < HEAD / 16; i++) acc[r][i] = 0.0f;                                                     \
+        }                                                                                                             \
+        const int last = start + count - 1;                                                                           \
+        const int from = max(0, start - window + 1) / TILE * TILE;                                                    \
+        for (int tile = from; tile <= last; tile += TILE) {                                                           \
+            for (int block = 0; block < TILE / 16; block += BLOCKS) {                                                 \
+                float16 dots[R][BLOCKS];                                                                              \
+                _Pragma("unroll") for (int r = 0; r < R; r++)                                                         \
+                    _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) dots[r][b] = 0.0f;                             \
+                global const half* k = keys + (size_t)(tile / 16 + block) * HEAD * 16;                                \
+                for (int i = 0; i < HEAD; i++) {                                                                      \
+                    float16 key[BLOCKS];                                                                              \
+                    _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) key[b] = vload_half16(b * HEAD + i, k);        \
+                    _Pragma("unroll") for (int r = 0; r < R; r++) {                                                   \
+                        float16 v = q[(size_t)min(r, count - 1) * stride + i];                                        \
+                        _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) dots[r][b] = fma(key[b], v, dots[r][b]);   \
+                    }                                                                                                 \
+                }                                                                                                     \
+                _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) {                                                  \
+                    int16 position = tile + (block + b) * 16 +                                                        \
+                                     (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);                   \
+                    for (int r = 0; r < R; r++) {                                                                     \
+                        const int p = start + min(r, count - 1);                                                      \
+                        int16 seen = position <= (int16)p & position > (int16)(p - window);                           \
+                        vstore16(select((float16)(-INFINITY), dots[r][b] * scale, seen), block + b, weight[r]);       \
+                    }                                                                                                 \
+                }                                                                                                     \
+            }                                                                                                         \
+            for (int r = 0; r < R; r++) {                                                                             \
+                float16 top = vload16(0, weight[r]);                                                                  \
+                for (int b = 1; b < TILE / 16; b++) top = fmax(top, vload16(b, weight[r]));                           \
+                const float m = fmax(best[r], max_lanes(top));                                                        \
+                if (m == -INFINITY) { /* nothing seen yet */                                                          \
+                    share[r] = 1.0f;                                                                                  \
+                    for (int b = 0; b < TILE / 16; b++) vstore16((float16)0.0f, b, weight[r]);                        \
+                    continue;                                                                                         \
+                }                                                                                                     \
+                share[r] = exp((float16)(best[r] - m)).s0;                                                            \
+                best[r] = m;                                                                                          \
+                float16 sum = 0.0f;                                                                                   \
+                for (int b = 0; b < TILE / 16; b++) {                                                                 \
+                    float16 e = exp(vload16(b, weight[r]) - m);                                                       \
+                    sum += e;                                                                                         \
+                    vstore16(e, b, weight[r]);                                                                        \
+                }                                                                                                     \
+                total[r] = fma(total[r], share[r], sum_lanes(sum));                                                   \
+            }                                                                                                         \
+            const int seen = min(TILE, last + 1 - tile);                                                              \
+            _Pragma("unroll") for (int i = 0; i < HEAD / 16; i += WIDE) {                                             \
+                float16 part[R][WIDE];                                                                                \
+                _Pragma("unroll") for (int r = 0; r < R; r++)                                                         \
+                    _Pragma("unroll") for (int c = 0; c < WIDE; c++) part[r][c] = acc[r][i + c] * share[r];           \
+                global const half* v = values + (size_t)tile * HEAD + i * 16;                                         \
+                for (int p = 0; p < seen; p++) {                                                                      \
+                    float16 value[WIDE];                                                                              \
+                    _Pragma("unroll") for (int c = 0; c < WIDE; c++) value[c] = vload_half16(c, v + p * HEAD);        \
+                    _Pragma("unroll") for (int r = 0; r < R; r++)                                                     \
+                        _Pragma("unroll") for (int c = 0; c < WIDE; c++)                                              \
+                            part[r][c] = fma(value[c], (float16)weight[r][p], part[r][c]);                            \
+                }                                                                                                     \
+                _Pragma("unroll") for (int r = 0; r < R; r++)                                                         \
+                    _Pragma("unroll") for (int c = 0; c < WIDE; c++) acc[r][i + c] = part[r][c];                      \
+            }                                                                                                         \
+        }                                                                                                             \
+        for (int r = 0; r < count; r++)                                                                               \
+            for (int i = 0; i < HEAD / 16; i++) vstore16(acc[r][i] / total[r], i, out + (size_t)r * out_stride);      \
+    }
+
+#define WIDE ((HEAD / 16) % 2 == 0 ? 2 : 1) // 16-value columns of the result made at once
+ATTEND(8, 2)
+ATTEND(1, 4)
+
+// q: f32 [rows][stride] with q heads first; out: f32 [rows][out_stride]. window: positions a row sees, itself included.
+// Global size: q heads x row blocks of 8, or x 1 for one row.
+EXPLICIT_VECTOR kernel void attention(global const float* q, global const half* keys, global const half* values,
+                                      global float* out, int stride, int out_stride, int rows, int start, int window,
+                                      int capacity, int group, float scale) {
+    const int head = get_global_id(0);
+    const int row = get_global_id(1) * 8;
+    const size_t cache = (size_t)(head / group) * capacity * HEAD;
+    global const float* query = q + (size_t)row * stride + head * HEAD;
+    global float* result = out + (size_t)row * out_stride + head * HEAD;
+    if (rows == 1)
+        attend_1(query, stride, keys + cache, values + cache, result, out_stride, 1, start, window, scale);
+    else
+        attend_8(query, stride, keys + cache, values + cache, result, out_stride, min(8, rows - row), start + row, window,
+                 scale);
+}

@@ -1,0 +1,34 @@
+// Shared by every kernel. Bits must not depend on how many rows a pass has, so nothing here may be contracted or
+// reassociated: every multiply-add that is meant to be fused says fma().
+#pragma OPENCL FP_CONTRACT OFF
+
+// One work-item does the work of a vector by hand; the Intel CPU compiler must not widen it again across work-items.
+#ifdef cl_intel_vec_len_hint
+#define EXPLICIT_VECTOR __attribute__((intel_vec_len_hint(1)))
+#else
+#define EXPLICIT_VECTOR
+#endif
+
+#define GROUP 32 // columns of a weight row that share a scale in most formats; rows are padded to a multiple
+
+// Sum of 16 lanes in a fixed tree.
+inline float sum_lanes(float16 v) {
+    float8 a = v.lo + v.hi;
+    float4 b = a.lo + a.hi;
+    float2 c = b.lo + b.hi;
+    return c.x + c.y;
+}
+
+// Largest of 16 lanes.
+inline float max_lanes(float16 v) {
+    float8 a = fmax(v.lo, v.hi);
+    float4 b = fmax(a.lo, a.hi);
+    float2 c = fmax(b.lo, b.hi);
+    return fmax(c.x, c.y);
+}
+
+// Values this small become zero, so that scaling an activation by 2^-28 (see weights.h) is always exact.
+inline float16 flush_tiny(float16 v) {
+    return select(v, (float16)0.0f, fabs(v) < (float16)0x1p-90f);
+}
+

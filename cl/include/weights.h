@@ -1,0 +1,252 @@
+// Repacked weights. A matrix of N rows (outputs) and K columns (inputs) is cut into tiles of 16 outputs; a tile is a
+// run of blocks along K, each holding its scales first and then its codes, so that a tile is one sequential stream.
+// Rows are padded to a multiple of 32 and columns to a multiple of the block with zero scales.
+//
+// Codes are unsigned; nibble i of a word belongs to column 8*word + i. A weight is
+//     affine formats   scale * code + offset          (offset negative or zero for most)
+//     centred formats  scale * (code - CENTRE)
+// so that a group's share of a dot product is  scale * (sum code*x - CENTRE * sum x)  or  scale * sum code*x + offset * sum x.
+// The sums of x are made once per activation, not once per output.
+//
+// For one row, codes are left where they stand in the word and the activation carries the power of two instead
+// (SLOT_BITS): one mask, one conversion, one fma a column. Both factors are exact, hence so is their product's value,
+// and the many-row kernel, which shifts codes down, makes the same bits.
+
+#define FORMAT_F32 0
+#define FORMAT_F16 1
+#define FORMAT_BF16 2
+#define FORMAT_Q4_0 3
+#define FORMAT_Q4_1 4
+#define FORMAT_Q5_0 5
+#define FORMAT_Q5_1 6
+#define FORMAT_Q8_0 7
+#define FORMAT_Q4_K 8
+#define FORMAT_Q5_K 9
+#define FORMAT_Q6_K 10
+
+// BLOCK_GROUPS: groups of 32 columns in a block. SCALE_BYTES: bytes before the codes. GROUP_BYTES: code bytes a group.
+#if FORMAT == FORMAT_F32
+#define BLOCK_GROUPS 1
+#define SCALE_BYTES 0
+#define GROUP_BYTES 2048
+#define SLOT_BITS 0
+#elif FORMAT == FORMAT_F16 || FORMAT == FORMAT_BF16
+#define BLOCK_GROUPS 1
+#define SCALE_BYTES 0
+#define GROUP_BYTES 1024
+#define SLOT_BITS 0
+#elif FORMAT == FORMAT_Q4_0
+#define BLOCK_GROUPS 2
+#define SCALE_BYTES 64 // half scale[2][16]
+#define GROUP_BYTES 256
+#define SLOT_BITS 4
+#define CENTRE 8.0f
+#elif FORMAT == FORMAT_Q4_1
+#define BLOCK_GROUPS 1
+#define SCALE_BYTES 64 // half scale[16], offset[16]
+#define GROUP_BYTES 256
+#define SLOT_BITS 4
+#elif FORMAT == FORMAT_Q5_0
+#define BLOCK_GROUPS 2
+#define SCALE_BYTES 64 // half scale[2][16]
+#define GROUP_BYTES 320 // uint nibbles[4][16], high[16]
+#define HIGH_BITS 1
+#define SLOT_BITS 4
+#define CENTRE 16.0f
+#elif FORMAT == FORMAT_Q5_1
+#define BLOCK_GROUPS 1
+#define SCALE_BYTES 64 // half scale[16], offset[16]
+#define GROUP_BYTES 320
+#define HIGH_BITS 1
+#define SLOT_BITS 4
+#elif FORMAT == FORMAT_Q8_0
+#define BLOCK_GROUPS 2
+#define SCALE_BYTES 64 // half scale[2][16]
+#define GROUP_BYTES 512 // uint bytes[8][16]
+#define SLOT_BITS 8
+#define CENTRE 128.0f
+#elif FORMAT == FORMAT_Q4_K
+#define BLOCK_GROUPS 8
+#define SCALE_BYTES 320 // half scale[16], offset[16]; uchar scales[8][16], offsets[8][16]
+#define GROUP_BYTES 256
+#define SLOT_BITS 4
+#elif FORMAT == FORMAT_Q5_K
+#define BLOCK_GROUPS 8
+#define SCALE_BYTES 320
+#define GROUP_BYTES 320
+#define HIGH_BITS 1
+#define SLOT_BITS 4
+#elif FORMAT == FORMAT_Q6_K
+#define BLOCK_GROUPS 8
+#define SCALE_BYTES 320 // half scale[16], 32 bytes unused; char scales[16][16]
+#define GROUP_BYTES 384 // uint nibbles[4][16], high[2][16]
+#define HIGH_BITS 2
+#define SLOT_BITS 4
+#define CENTRE 32.0f
+#else
+#error "FORMAT names no weight format"
+#endif
+
+#define BLOCK_BYTES (SCALE_BYTES + BLOCK_GROUPS * GROUP_BYTES)
+
+#if FORMAT == FORMAT_Q6_K
+#define SCALE_GROUP 16 // columns that share a scale
+#else
+#define SCALE_GROUP 32
+#endif
+
+inline size_t tile_bytes(int groups) { return (size_t)(groups / BLOCK_GROUPS) * BLOCK_BYTES; }
+
+inline global const uchar* group_codes(global const uchar* tile, int group) {
+    return tile + (size_t)(group / BLOCK_GROUPS) * BLOCK_BYTES + SCALE_BYTES + (group % BLOCK_GROUPS) * GROUP_BYTES;
+}
+
+#define TO_FLOAT(codes) convert_float16(as_int16(codes))
+
+#ifdef HIGH_BITS
+#define HIGH_MASK ((1u << HIGH_BITS) - 1u)
+
+// High bits for nibble word j, nibble i at bit 4 * ((i + 1) % 8): just above the nibble it completes.
+inline uint16 high_word(global const uint* words, int j) {
+    return vload16(4 + j * HIGH_BITS / 4, words) >> (uint16)((j * HIGH_BITS) % 4);
+}
+#endif
+
+// Code of nibble i < 7 of a word where it stands, shifted left by 4 * i; the last one is shifted down instead.
+#ifdef HIGH_BITS
+#define NIBBLE_IN_PLACE(v, h, i) (((v) & (uint16)(15u << (4 * i))) | ((h) & (uint16)(HIGH_MASK << (4 * i + 4))))
+#define HIGH_LAST(h) (((h) & (uint16)HIGH_MASK) << (uint16)4)
+#else
+#define NIBBLE_IN_PLACE(v, h, i) ((v) & (uint16)(15u << (4 * i)))
+#define HIGH_LAST(h) ((uint16)0)
+#endif
+
+// Powers of two by which the activations of 16 columns are scaled for the one-row kernel.
+#if SLOT_BITS == 4
+#define SLOT_SCALES ((float16)(1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f, \
+                               1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f))
+#elif SLOT_BITS == 8
+#define SLOT_SCALES ((float16)(1.0f, 0x1p-8f, 0x1p-16f, 1.0f, 1.0f, 0x1p-8f, 0x1p-16f, 1.0f, \
+                               1.0f, 0x1p-8f, 0x1p-16f, 1.0f, 1.0f, 0x1p-8f, 0x1p-16f, 1.0f))
+#else
+#define SLOT_SCALES ((float16)1.0f)
+#endif
+
+// sum over `count` columns from `first` of code * x for 16 outputs, in column order. x carries SLOT_SCALES.
+inline float16 dot_columns(global const uchar* codes, int first, int count, local const float* x) {
+    float16 sum = 0.0f;
+#if FORMAT == FORMAT_F32
+    #pragma unroll
+    for (int i = 0; i < count; i++) sum = fma(vload16(first + i, (global const float*)codes), (float16)x[i], sum);
+#elif FORMAT == FORMAT_F16
+    #pragma unroll
+    for (int i = 0; i < count; i++) sum = fma(vload_half16(first + i, (global const half*)codes), (float16)x[i], sum);
+#elif FORMAT == FORMAT_BF16
+    #pragma unroll
+    for (int i = 0; i < count; i++)
+        sum = fma(as_float16(convert_uint16(vload16(first + i, (global const ushort*)codes)) << (uint16)16), (float16)x[i], sum);
+#elif FORMAT == FORMAT_Q8_0
+    global const uint* words = (global const uint*)codes;
+    #pragma unroll
+    for (int j = 0; j < count / 4; j++) {
+        uint16 v = vload16(first / 4 + j, words);
+        sum = fma(TO_FLOAT(v & (uint16)0xffu), (float16)x[j * 4], sum);
+        sum = fma(TO_FLOAT(v & (uint16)0xff00u), (float16)x[j * 4 + 1], sum);
+        sum = fma(TO_FLOAT(v & (uint16)0xff0000u), (float16)x[j * 4 + 2], sum);
+        sum = fma(TO_FLOAT(v >> (uint16)24), (float16)x[j * 4 + 3], sum);
+    }
+#else
+    global const uint* words = (global const uint*)codes;
+    #pragma unroll
+    for (int j = 0; j < count / 8; j++) {
+        uint16 v = vload16(first / 8 + j, words);
+#ifdef HIGH_BITS
+        uint16 h = high_word(words, first / 8 + j);
+#endif
+        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 0)), (float16)x[j * 8], sum);
+        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 1)), (float16)x[j * 8 + 1], sum);
+        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 2)), (float16)x[j * 8 + 2], sum);
+        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 3)), (float16)x[j * 8 + 3], sum);
+        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 4)), (float16)x[j * 8 + 4], sum);
+        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 5)), (float16)x[j * 8 + 5], sum);
+        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 6)), (float16)x[j * 8 + 6], sum);
+        sum = fma(TO_FLOAT(v >> (uint16)28 | HIGH_LAST(h)), (float16)x[j * 8 + 7], sum);
+    }
+#endif
+    return sum;
+}
+
+// The codes of one group as numbers, column-major: out[column][16 outputs], `stride` vectors apart.
+inline void unpack_group(global const uchar* codes, float16* out, int stride) {
+#if FORMAT == FORMAT_F32
+    for (int i = 0; i < GROUP; i++) out[i * stride] = vload16(i, (global const float*)codes);
+#elif FORMAT == FORMAT_F16
+    for (int i = 0; i < GROUP; i++) out[i * stride] = vload_half16(i, (global const half*)codes);
+#elif FORMAT == FORMAT_BF16
+    for (int i = 0; i < GROUP; i++)
+        out[i * stride] = as_float16(convert_uint16(vload16(i, (global const ushort*)codes)) << (uint16)16);
+#elif FORMAT == FORMAT_Q8_0
+    #pragma unroll
+    for (int j = 0; j < 8; j++) {
+        uint16 v = vload16(j, (global const uint*)codes);
+        #pragma unroll
+        for (int i = 0; i < 4; i++) out[(j * 4 + i) * stride] = TO_FLOAT((v >> (uint16)(8 * i)) & (uint16)255);
+    }
+#else
+    #pragma unroll
+    for (int j = 0; j < 4; j++) {
+        uint16 v = vload16(j, (global const uint*)codes);
+#ifdef HIGH_BITS
+        uint16 h = high_word((global const uint*)codes, j);
+#endif
+        #pragma unroll
+        for (int i = 0; i < 8; i++) {
+            uint16 code = (v >> (uint16)(4 * i)) & (uint16)15;
+#ifdef HIGH_BITS
+            code |= ((h >> (uint16)(4 * ((i + 1) & 7))) & (uint16)HIGH_MASK) << (uint16)4;
+#endif
+            out[(j * 8 + i) * stride] = TO_FLOAT(code);
+        }
+    }
+#endif
+}
+
+// Scale of scale-group s of a tile (s counts SCALE_GROUP columns).
+inline float16 group_scale(global const uchar* tile, int s) {
+#if FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K
+    global const uchar* block = tile + (size_t)(s / 8) * BLOCK_BYTES;
+    return vload_half16(0, (global const half*)block) * convert_float16(vload16(s % 8, block + 64));
+#elif FORMAT == FORMAT_Q6_K
+    global const uchar* block = tile + (size_t)(s / 16) * BLOCK_BYTES;
+    return vload_half16(0, (global const half*)block) * convert_float16(vload16(s % 16, (global const char*)(block + 64)));
+#elif SCALE_BYTES > 0
+    global const uchar* block = tile + (size_t)(s / BLOCK_GROUPS) * BLOCK_BYTES;
+    return vload_half16(s % BLOCK_GROUPS, (global const half*)block);
+#else
+    return 1.0f;
+#endif
+}
+
+// Offset of group s: the addend of an affine weight.
+inline float16 group_offset(global const uchar* tile, int s) {
+#if FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K
+    global const uchar* block = tile + (size_t)(s / 8) * BLOCK_BYTES;
+    return -(vload_half16(1, (global const half*)block) * convert_float16(vload16(s % 8, block + 192)));
+#elif FORMAT == FORMAT_Q4_1 || FORMAT == FORMAT_Q5_1
+    global const uchar* block = tile + (size_t)s * BLOCK_BYTES;
+    return vload_half16(1, (global const half*)block);
+#else
+    return 0.0f;
+#endif
+}
+
+// Adds a scale group's share to the running result: `dot` is its sum of code * x, `sum` its sum of x.
+inline float16 add_group(float16 result, float16 dot, float sum, float16 scale, float16 offset) {
+#ifdef CENTRE
+    return fma(scale, fma((float16)(-CENTRE), (float16)sum, dot), result);
+#elif SCALE_BYTES > 0
+    return fma(offset, (float16)sum, fma(scale, dot, result));
+#else
+    return result + dot;
+#endif
+}

@@ -1,1 +1,0 @@
-//! GGUF v2 and v3 files: metadata and tensors, every length and offset checked.

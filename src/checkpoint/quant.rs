@@ -1,1 +1,0 @@
-//! The block formats of quantised tensors and their exact dequantisation to f32.

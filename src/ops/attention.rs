@@ -1,0 +1,241 @@
+//! Rotary embedding, the key-value cache of a layer, and attention over it.
+
+use half::f16;
+
+use super::kernels::{Kernels, OpsError};
+use super::round_up;
+use crate::device::{Arg, Buffer, Device, DeviceError, Launch, Purpose};
+
+/// Positions per step of the kernel's running softmax; the cache is padded to whole steps.
+const TILE: usize = 64;
+/// Rows that one work-item of `attention` takes.
+const ROWS: usize = 8;
+
+/// Index of the argument of [`Kernels::rotate_and_cache`] that holds the position of the first row.
+pub const ROTATE_START: usize = 11;
+/// Index of the argument of [`Kernels::attention`] that holds the position of the first row.
+pub const ATTENTION_START: usize = 7;
+
+/// Keys and values of one layer, f16.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    /// `[kv head][position / 16][head size][16]`.
+    pub keys: Buffer,
+    /// `[kv head][position][head size]`.
+    pub values: Buffer,
+    /// Positions it holds, a multiple of 64.
+    pub capacity: usize,
+    /// Key-value heads.
+    pub heads: usize,
+    /// Values a head.
+    pub head_size: usize,
+}
+
+impl Cache {
+    /// Memory for at least `positions` positions.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when it does not fit.
+    pub fn new(
+        device: &Device,
+        heads: usize,
+        head_size: usize,
+        positions: usize,
+    ) -> Result<Self, DeviceError> {
+        let capacity = round_up(positions, TILE);
+        let bytes = Self::bytes(heads, head_size, positions) / 2;
+        let keys = device.alloc(Purpose::KvCache, bytes)?;
+        let values = device.alloc(Purpose::KvCache, bytes)?;
+        // Positions not written yet are multiplied by a weight of zero; they must be numbers.
+        device.fill(&keys, 0)?;
+        device.fill(&values, 0)?;
+        Ok(Self { keys, values, capacity, heads, head_size })
+    }
+
+    /// Bytes of a cache of that size.
+    pub fn bytes(heads: usize, head_size: usize, positions: usize) -> usize {
+        2 * 2 * heads * head_size * round_up(positions, TILE)
+    }
+}
+
+/// What [`Kernels::rotate_and_cache`] does to rows of queries, keys and values.
+#[derive(Debug, Clone, Copy)]
+pub struct Rotation<'a> {
+    /// f32 rows: query heads from 0 on, keys and values from `k_at` and `v_at` on.
+    pub qkv: &'a Buffer,
+    /// Values from row to row.
+    pub stride: usize,
+    /// Query heads.
+    pub q_heads: usize,
+    /// First value of the keys in a row.
+    pub k_at: usize,
+    /// First value of the values in a row.
+    pub v_at: usize,
+    /// f32 `[position][half_rotated][cos, sin]`.
+    pub angles: &'a Buffer,
+    /// Pairs of a head that are rotated.
+    pub half_rotated: usize,
+    /// Pairs are neighbours (2i, 2i + 1); otherwise (i, i + half).
+    pub interleaved: bool,
+    /// Weights of the RMS norms of query and key heads.
+    pub norms: Option<(&'a Buffer, &'a Buffer)>,
+    /// Added to the mean of squares in norms.
+    pub epsilon: f32,
+}
+
+/// What [`Kernels::attention`] looks at.
+#[derive(Debug, Clone, Copy)]
+pub struct Attention<'a> {
+    /// f32 rows with rotated query heads from 0 on.
+    pub q: &'a Buffer,
+    /// Values from row to row of `q`.
+    pub stride: usize,
+    /// f32 rows of results, one head after the other.
+    pub out: &'a Buffer,
+    /// Values from row to row of `out`.
+    pub out_stride: usize,
+    /// Query heads, a multiple of the cache's heads.
+    pub q_heads: usize,
+    /// Positions a row sees, itself included; none: all up to itself.
+    pub window: Option<usize>,
+    /// Scores are multiplied by it.
+    pub scale: f32,
+}
+
+fn shape(op: &'static str, holds: bool, what: impl FnOnce() -> String) -> Result<(), OpsError> {
+    if holds { Ok(()) } else { Err(OpsError::Shape { op, what: what() }) }
+}
+
+fn int(op: &'static str, value: usize) -> Result<i32, OpsError> {
+    i32::try_from(value).map_err(|_| OpsError::Shape { op, what: format!("{value} is more than 2147483647") })
+}
+
+impl Kernels {
+    /// Norms and rotates query and key heads of `rows` rows and stores keys and values; set argument
+    /// [`ROTATE_START`] to the position of the first row before each run.
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    pub fn rotate_and_cache(
+        &self,
+        device: &Device,
+        rotation: &Rotation<'_>,
+        cache: &Cache,
+        rows: usize,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "rotate_and_cache";
+        let head = cache.head_size;
+        shape(OP, head % 16 == 0 && head > 0, || format!("a head size of {head} is not a multiple of 16"))?;
+        shape(OP, 2 * rotation.half_rotated <= head, || {
+            format!("{} rotated values in a head of {head}", 2 * rotation.half_rotated)
+        })?;
+        let width = (rotation.q_heads * head)
+            .max(rotation.k_at + cache.heads * head)
+            .max(rotation.v_at + cache.heads * head);
+        shape(OP, rotation.stride >= width && rotation.qkv.size() >= rows * rotation.stride * 4, || {
+            format!("{rows} rows of {width} values in {} bytes, stride {}", rotation.qkv.size(), rotation.stride)
+        })?;
+        let (q_norm, k_norm) = rotation.norms.unwrap_or((self.unused(), self.unused()));
+        Ok(Launch::with_args(
+            &self.attention_kernel(device, head, OP)?,
+            &[
+                Arg::Buffer(rotation.qkv),
+                Arg::Buffer(rotation.angles),
+                Arg::Buffer(q_norm),
+                Arg::Buffer(k_norm),
+                Arg::Buffer(&cache.keys),
+                Arg::Buffer(&cache.values),
+                Arg::I32(int(OP, rotation.stride)?),
+                Arg::I32(int(OP, rotation.q_heads)?),
+                Arg::I32(int(OP, cache.heads)?),
+                Arg::I32(int(OP, rotation.k_at)?),
+                Arg::I32(int(OP, rotation.v_at)?),
+                Arg::I32(0),
+                Arg::I32(int(OP, cache.capacity)?),
+                Arg::I32(int(OP, rotation.half_rotated)?),
+                Arg::I32(i32::from(rotation.interleaved)),
+                Arg::I32(i32::from(rotation.norms.is_some())),
+                Arg::F32(rotation.epsilon),
+            ],
+            &[rows],
+            Some(&[1]),
+        )?)
+    }
+
+    /// Attention of `rows` consecutive rows over the cache; set argument [`ATTENTION_START`] to the position of the
+    /// first row before each run.
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    pub fn attention(
+        &self,
+        device: &Device,
+        attention: &Attention<'_>,
+        cache: &Cache,
+        rows: usize,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "attention";
+        let width = attention.q_heads * cache.head_size;
+        shape(OP, cache.heads > 0 && attention.q_heads % cache.heads == 0, || {
+            format!("{} query heads over {} key-value heads", attention.q_heads, cache.heads)
+        })?;
+        shape(
+            OP,
+            attention.q.size() >= rows * attention.stride * 4
+                && attention.out.size() >= rows * attention.out_stride * 4
+                && attention.out_stride.min(attention.stride) >= width,
+            || {
+                format!(
+                    "{rows} rows of {width} values, strides {} and {}",
+                    attention.stride, attention.out_stride
+                )
+            },
+        )?;
+        let window = attention.window.unwrap_or(cache.capacity).min(cache.capacity);
+        Ok(Launch::with_args(
+            &self.attention_kernel(device, cache.head_size, OP)?,
+            &[
+                Arg::Buffer(attention.q),
+                Arg::Buffer(&cache.keys),
+                Arg::Buffer(&cache.values),
+                Arg::Buffer(attention.out),
+                Arg::I32(int(OP, attention.stride)?),
+                Arg::I32(int(OP, attention.out_stride)?),
+                Arg::I32(int(OP, rows)?),
+                Arg::I32(0),
+                Arg::I32(int(OP, window)?),
+                Arg::I32(int(OP, cache.capacity)?),
+                Arg::I32(int(OP, attention.q_heads / cache.heads)?),
+                Arg::F32(attention.scale),
+            ],
+            &[attention.q_heads, rows.div_ceil(ROWS)],
+            Some(&[1, 1]),
+        )?)
+    }
+}
+
+/// CPU reference: one query head at `position` over keys and values `[position][head size]` of its cache head, which
+/// are rounded to f16 as the cache does.
+pub fn attention_reference(
+    q: &[f32],
+    keys: &[Vec<f32>],
+    values: &[Vec<f32>],
+    position: usize,
+    window: usize,
+    scale: f32,
+) -> Vec<f64> {
+    let rounded = |v: f32| f64::from(f16::from_f32(v).to_f32());
+    let seen = (position + 1).saturating_sub(window)..=position;
+    let scores: Vec<f64> = seen
+        .clone()
+        .map(|p| {
+            q.iter().zip(&keys[p]).map(|(a, &b)| f64::from(*a) * rounded(b)).sum::<f64>() * f64::from(scale)
+        })
+        .collect();
+    let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    (0..q.len())
+        .map(|i| seen.clone().zip(&weights).map(|(p, w)| w * rounded(values[p][i])).sum::<f64>() / total)
+        .collect()
+}

@@ -1,0 +1,357 @@
+//! Matrix times activations: the input row's preparation, the product, and what becomes of it, in one launch for one
+//! row and two for many.
+
+use super::kernels::{Kernels, OpsError};
+use super::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
+use crate::device::{Arg, Buffer, Device, Launch};
+
+/// Rows that one work-item of `matmul` takes; `ROW_BLOCK` in `cl/matmul.cl`.
+const ROW_BLOCK: usize = 64;
+
+/// A repacked weight matrix on the device.
+#[derive(Debug, Clone)]
+pub struct Matrix {
+    /// [`Format::matrix_bytes`] bytes.
+    pub buffer: Buffer,
+    /// How the weights are stored.
+    pub format: Format,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub columns: usize,
+}
+
+impl Matrix {
+    fn groups(&self) -> usize {
+        self.format.padded_columns(self.columns) / 32
+    }
+
+    fn pairs(&self) -> usize {
+        self.rows.div_ceil(ROW_MULTIPLE)
+    }
+
+    /// Bytes a pass reads: all tiles.
+    pub fn bytes(&self) -> usize {
+        self.format.matrix_bytes(self.rows, self.columns)
+    }
+}
+
+/// Rows that go into a matrix multiplication, and what is done to them first.
+///
+/// Rows are `stride` values apart, a multiple of [`STRIDE_MULTIPLE`], and zero past their `n` values.
+#[derive(Debug, Clone, Copy)]
+pub struct RowInput<'a> {
+    /// f32 rows.
+    pub rows: &'a Buffer,
+    /// First value of the first row.
+    pub at: usize,
+    /// A branch whose RMS norm, times the weight, is added to the row: `(branch rows, weight, where the sum goes)`.
+    pub branch: Option<(&'a Buffer, &'a Buffer, &'a Buffer)>,
+    /// Weight of the RMS norm that the row gets.
+    pub norm: Option<&'a Buffer>,
+    /// Values in a row.
+    pub n: usize,
+    /// Values from row to row.
+    pub stride: usize,
+    /// Added to the mean of squares in norms.
+    pub epsilon: f32,
+}
+
+const ADD_BRANCH: i32 = 1;
+const NORM: i32 = 2;
+
+impl RowInput<'_> {
+    fn flags(&self) -> i32 {
+        self.branch.map_or(0, |_| ADD_BRANCH) | self.norm.map_or(0, |_| NORM)
+    }
+}
+
+/// A gate's activation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// x / (1 + e^-x).
+    Silu,
+    /// The tanh form of GELU.
+    GeluTanh,
+}
+
+/// What becomes of a product.
+#[derive(Debug, Clone, Copy)]
+pub enum Finish<'a> {
+    /// y = product.
+    Store,
+    /// y = other + product.
+    Add(&'a Buffer),
+    /// Gate and up tiles alternate in the matrix: y = activation(gate) * up, half as many values.
+    Gated(Activation),
+    /// y = activation(other) * product.
+    GatedWith(Activation, &'a Buffer),
+}
+
+impl Finish<'_> {
+    fn number(&self) -> i32 {
+        match self {
+            Self::Store => 0,
+            Self::Add(_) => 1,
+            Self::Gated(Activation::Silu) => 2,
+            Self::Gated(Activation::GeluTanh) => 3,
+            Self::GatedWith(Activation::Silu, _) => 4,
+            Self::GatedWith(Activation::GeluTanh, _) => 5,
+        }
+    }
+
+    fn other(&self) -> Option<&Buffer> {
+        match self {
+            Self::Add(buffer) | Self::GatedWith(_, buffer) => Some(buffer),
+            Self::Store | Self::Gated(_) => None,
+        }
+    }
+}
+
+/// Where a product goes; `other` of a [`Finish`] lies the same way.
+#[derive(Debug, Clone, Copy)]
+pub struct Output<'a> {
+    /// f32 rows.
+    pub rows: &'a Buffer,
+    /// First value of the first row.
+    pub at: usize,
+    /// Values from row to row.
+    pub stride: usize,
+}
+
+fn int(op: &'static str, what: &str, value: usize) -> Result<i32, OpsError> {
+    i32::try_from(value)
+        .map_err(|_| OpsError::Shape { op, what: format!("{what} is {value}, more than 2147483647") })
+}
+
+fn check(op: &'static str, holds: bool, what: impl FnOnce() -> String) -> Result<(), OpsError> {
+    if holds { Ok(()) } else { Err(OpsError::Shape { op, what: what() }) }
+}
+
+fn holds_floats(op: &'static str, name: &str, buffer: &Buffer, floats: usize) -> Result<(), OpsError> {
+    check(op, buffer.size() >= floats * 4, || {
+        format!("{name} has {} bytes, the launch needs {}", buffer.size(), floats * 4)
+    })
+}
+
+impl Kernels {
+    /// One row through `matrix`.
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    pub fn matvec(
+        &self,
+        device: &Device,
+        matrix: &Matrix,
+        input: &RowInput<'_>,
+        finish: Finish<'_>,
+        output: &Output<'_>,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "matvec";
+        self.check(OP, matrix, input, &finish, output, 1)?;
+        let (groups, pairs) = (matrix.groups(), matrix.pairs());
+        let pairs_each = pairs.div_ceil(self.shares(pairs));
+        let unused = self.unused();
+        let (branch, branch_weight, new_row) = input.branch.unwrap_or((unused, unused, unused));
+        Ok(Launch::with_args(
+            &self.matmul_kernel(device, matrix.format, OP)?,
+            &[
+                Arg::Buffer(&matrix.buffer),
+                Arg::Buffer(input.rows),
+                Arg::Buffer(branch),
+                Arg::Buffer(branch_weight),
+                Arg::Buffer(input.norm.unwrap_or(unused)),
+                Arg::Buffer(new_row),
+                Arg::Buffer(finish.other().unwrap_or(unused)),
+                Arg::Buffer(output.rows),
+                Arg::I32(input.flags()),
+                Arg::I32(finish.number()),
+                Arg::I32(int(OP, "the input's start", input.at)?),
+                Arg::I32(int(OP, "the output's start", output.at)?),
+                Arg::I32(int(OP, "columns", input.n)?),
+                Arg::I32(int(OP, "groups", groups)?),
+                Arg::I32(int(OP, "pairs of tiles", pairs)?),
+                Arg::I32(int(OP, "pairs of tiles", pairs_each)?),
+                Arg::F32(input.epsilon),
+                Arg::Local(groups * 32 * 4),
+                Arg::Local(groups * 32 / matrix.format.scale_group() * 4),
+            ],
+            &[pairs.div_ceil(pairs_each)],
+            Some(&[1]),
+        )?)
+    }
+
+    /// Prepares `rows` rows and packs them for [`matmul`](Self::matmul). `packed` holds the rows, `sums` three values
+    /// for every 32 columns of a row; both are laid out for `columns` padded to [`STRIDE_MULTIPLE`].
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    pub fn pack_rows(
+        &self,
+        device: &Device,
+        input: &RowInput<'_>,
+        rows: usize,
+        packed: &Buffer,
+        sums: &Buffer,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "pack_rows";
+        let groups = round_up(input.n, STRIDE_MULTIPLE) / 32;
+        self.check_input(OP, input, rows)?;
+        holds_floats(OP, "packed", packed, rows * groups * 32)?;
+        holds_floats(OP, "sums", sums, rows * groups * 3)?;
+        let unused = self.unused();
+        let (branch, branch_weight, new_rows) = input.branch.unwrap_or((unused, unused, unused));
+        check(OP, input.at == 0, || "rows to pack start at 0".to_owned())?;
+        Ok(Launch::with_args(
+            &self.rows_kernel(device, OP)?,
+            &[
+                Arg::Buffer(input.rows),
+                Arg::Buffer(branch),
+                Arg::Buffer(branch_weight),
+                Arg::Buffer(input.norm.unwrap_or(unused)),
+                Arg::Buffer(new_rows),
+                Arg::Buffer(packed),
+                Arg::Buffer(sums),
+                Arg::I32(input.flags()),
+                Arg::I32(int(OP, "columns", input.n)?),
+                Arg::I32(int(OP, "groups", groups)?),
+                Arg::I32(int(OP, "stride", input.stride)?),
+                Arg::F32(input.epsilon),
+                Arg::Local(groups * 32 * 4),
+            ],
+            &[rows],
+            Some(&[1]),
+        )?)
+    }
+
+    /// `rows` packed rows through `matrix`.
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    #[allow(clippy::too_many_arguments)] // each is one operand
+    pub fn matmul(
+        &self,
+        device: &Device,
+        matrix: &Matrix,
+        packed: &Buffer,
+        sums: &Buffer,
+        rows: usize,
+        finish: Finish<'_>,
+        output: &Output<'_>,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "matmul";
+        let packed_groups = round_up(matrix.columns, STRIDE_MULTIPLE) / 32;
+        holds_floats(OP, "packed", packed, rows * packed_groups * 32)?;
+        holds_floats(OP, "sums", sums, rows * packed_groups * 3)?;
+        self.check_output(OP, matrix, &finish, output, rows)?;
+        let unused = self.unused();
+        Ok(Launch::with_args(
+            &self.matmul_kernel(device, matrix.format, OP)?,
+            &[
+                Arg::Buffer(&matrix.buffer),
+                Arg::Buffer(packed),
+                Arg::Buffer(sums),
+                Arg::Buffer(finish.other().unwrap_or(unused)),
+                Arg::Buffer(output.rows),
+                Arg::I32(finish.number()),
+                Arg::I32(int(OP, "the output's start", output.at)?),
+                Arg::I32(int(OP, "groups", matrix.groups())?),
+                Arg::I32(int(OP, "groups", packed_groups)?),
+                Arg::I32(int(OP, "rows", rows)?),
+                Arg::I32(int(OP, "stride", output.stride)?),
+            ],
+            &[matrix.pairs(), rows.div_ceil(ROW_BLOCK)],
+            Some(&[1, 1]),
+        )?)
+    }
+
+    fn check(
+        &self,
+        op: &'static str,
+        matrix: &Matrix,
+        input: &RowInput<'_>,
+        finish: &Finish<'_>,
+        output: &Output<'_>,
+        rows: usize,
+    ) -> Result<(), OpsError> {
+        check(op, input.n == matrix.columns, || {
+            format!("rows of {} values meet a matrix of {} columns", input.n, matrix.columns)
+        })?;
+        self.check_input(op, input, rows)?;
+        self.check_output(op, matrix, finish, output, rows)
+    }
+
+    fn check_input(&self, op: &'static str, input: &RowInput<'_>, rows: usize) -> Result<(), OpsError> {
+        let padded = round_up(input.n, STRIDE_MULTIPLE);
+        check(op, input.stride >= padded && rows > 0, || {
+            format!("{rows} rows of {} values with a stride of {}", input.n, input.stride)
+        })?;
+        let reach = input.at + (rows - 1) * input.stride + padded;
+        holds_floats(op, "the input", input.rows, reach)?;
+        if let Some((branch, weight, new_rows)) = input.branch {
+            holds_floats(op, "the branch", branch, reach)?;
+            holds_floats(op, "the branch's norm", weight, padded)?;
+            holds_floats(op, "the new rows", new_rows, reach)?;
+        }
+        match input.norm {
+            Some(weight) => holds_floats(op, "the norm", weight, padded),
+            None => Ok(()),
+        }
+    }
+
+    fn check_output(
+        &self,
+        op: &'static str,
+        matrix: &Matrix,
+        finish: &Finish<'_>,
+        output: &Output<'_>,
+        rows: usize,
+    ) -> Result<(), OpsError> {
+        check(op, matrix.buffer.size() >= matrix.bytes(), || {
+            format!("the matrix has {} bytes, its shape needs {}", matrix.buffer.size(), matrix.bytes())
+        })?;
+        let width = match finish {
+            Finish::Gated(_) => matrix.pairs() * ROW_MULTIPLE / 2,
+            _ => matrix.pairs() * ROW_MULTIPLE,
+        };
+        let reach = output.at + (rows.max(1) - 1) * output.stride + width;
+        check(op, rows == 1 || output.stride >= width, || {
+            format!("{width} results a row with a stride of {}", output.stride)
+        })?;
+        holds_floats(op, "the output", output.rows, reach)?;
+        match finish.other() {
+            Some(other) => holds_floats(op, "the other operand", other, reach),
+            None => Ok(()),
+        }
+    }
+}
+
+/// CPU reference of an activation.
+pub fn activate(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+        }
+    }
+}
+
+/// CPU reference of what a [`RowInput`] does to one row: the row with its branch added, and the prepared row.
+pub fn prepare_reference(
+    row: &[f64],
+    branch: Option<(&[f64], &[f64])>,
+    norm: Option<&[f64]>,
+    epsilon: f64,
+) -> (Vec<f64>, Vec<f64>) {
+    let normed = |x: &[f64], weight: &[f64]| -> Vec<f64> {
+        let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+        let inverse = 1.0 / (mean + epsilon).sqrt();
+        x.iter().zip(weight).map(|(v, w)| v * inverse * w).collect()
+    };
+    let sum: Vec<f64> = match branch {
+        Some((branch, weight)) => row.iter().zip(normed(branch, weight)).map(|(a, b)| a + b).collect(),
+        None => row.to_vec(),
+    };
+    let prepared = norm.map_or_else(|| sum.clone(), |weight| normed(&sum, weight));
+    (sum, prepared)
+}

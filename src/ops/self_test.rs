@@ -1,0 +1,337 @@
+//! Every kernel once on a small input against its CPU reference, before a model relies on it.
+
+use super::attention::{ATTENTION_START, Attention, Cache, ROTATE_START, Rotation, attention_reference};
+use super::kernels::{Kernels, OpsError};
+use super::matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
+use super::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, Scales, TILE};
+use crate::device::{Buffer, Device, Purpose};
+
+/// Numbers in [-1, 1) that are the same every time.
+struct Sequence(u32);
+
+impl Sequence {
+    fn bits(&mut self) -> u32 {
+        // Linear congruential generator with the constants of Numerical Recipes; any spread will do here.
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        self.0 >> 8
+    }
+
+    fn next(&mut self) -> f32 {
+        self.bits() as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    fn take(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.next()).collect()
+    }
+}
+
+fn bytes(values: &[f32]) -> &[u8] {
+    bytemuck::cast_slice(values)
+}
+
+fn upload(device: &Device, values: &[f32]) -> Result<Buffer, OpsError> {
+    let buffer = device.alloc(Purpose::Scratch, values.len() * 4)?;
+    device.write(&buffer, 0, bytes(values))?;
+    Ok(buffer)
+}
+
+fn download(device: &Device, buffer: &Buffer) -> Result<Vec<f32>, OpsError> {
+    let mut values = vec![0f32; buffer.size() / 4];
+    device.read(buffer, 0, bytemuck::cast_slice_mut(&mut values))?;
+    Ok(values)
+}
+
+/// A buffer of NaN: a kernel that forgets to write a value is found out.
+fn poisoned(device: &Device, values: usize) -> Result<Buffer, OpsError> {
+    let buffer = device.alloc(Purpose::Scratch, values * 4)?;
+    device.fill(&buffer, f32::NAN.to_bits())?;
+    Ok(buffer)
+}
+
+/// Runs the kernels for these weight formats and this head size.
+///
+/// # Errors
+/// [`OpsError::SelfTest`] with the kernel, the device and the first wrong number; or what the device says.
+pub fn self_test(
+    device: &Device,
+    kernels: &Kernels,
+    formats: &[Format],
+    head_size: usize,
+) -> Result<(), OpsError> {
+    for &format in formats {
+        products(device, kernels, format)?;
+    }
+    attention(device, kernels, head_size)
+}
+
+fn compare(
+    device: &Device,
+    kernel: &str,
+    found: &[f32],
+    expected: &[f64],
+    tolerance: f64,
+) -> Result<(), OpsError> {
+    let largest = expected.iter().fold(1e-3f64, |top, v| top.max(v.abs()));
+    for (i, (&f, &e)) in found.iter().zip(expected).enumerate() {
+        let off = (f64::from(f) - e).abs();
+        if off.is_nan() || off > tolerance * largest {
+            return Err(OpsError::SelfTest {
+                kernel: kernel.to_owned(),
+                device: device.info().name.clone(),
+                what: format!("value {i} is {f}, the reference says {e}"),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A matrix of pseudo-random codes and scales, as tiles.
+fn random_tiles(format: Format, rows: usize, columns: usize, sequence: &mut Sequence) -> Vec<u8> {
+    let mut tiles = vec![0u8; format.matrix_bytes(rows, columns)];
+    let block = if format.block_groups() == 8 { 256 } else { 32 };
+    for row in 0..rows {
+        let size = format.tile_bytes(columns);
+        let tile = &mut tiles[row / TILE * size..][..size];
+        if matches!(format, Format::F32 | Format::F16 | Format::Bf16) {
+            let elements: Vec<u8> = (0..columns)
+                .flat_map(|_| {
+                    let value = sequence.next();
+                    match format {
+                        Format::F32 => value.to_le_bytes().to_vec(),
+                        Format::F16 => half::f16::from_f32(value).to_le_bytes().to_vec(),
+                        _ => half::bf16::from_f32(value).to_le_bytes().to_vec(),
+                    }
+                })
+                .collect();
+            format.put_numbers(tile, row % TILE, &elements);
+            continue;
+        }
+        let codes_below = match format {
+            Format::Q8_0 => 256,
+            Format::Q6K => 64,
+            Format::Q5_0 | Format::Q5_1 | Format::Q5K => 32,
+            _ => 16,
+        };
+        for first in (0..columns).step_by(block) {
+            let codes: Vec<u8> = (0..block).map(|_| (sequence.bits() % codes_below) as u8).collect();
+            let small: Vec<u8> = (0..16).map(|_| (sequence.bits() % 64) as u8).collect();
+            format.put_codes(
+                tile,
+                row % TILE,
+                first,
+                &codes,
+                Scales {
+                    scale: half::f16::from_f32(sequence.next() * 0.05).to_bits(),
+                    offset: half::f16::from_f32(sequence.next() * 0.3).to_bits(),
+                    scales: match format {
+                        Format::Q6K => &small,
+                        Format::Q4K | Format::Q5K => &small[..8],
+                        _ => &[],
+                    },
+                    offsets: if matches!(format, Format::Q4K | Format::Q5K) { &small[8..] } else { &[] },
+                },
+            );
+        }
+    }
+    tiles
+}
+
+fn products(device: &Device, kernels: &Kernels, format: Format) -> Result<(), OpsError> {
+    const ROWS: usize = 11; // whole row blocks of either size, and a rest
+    const OUTPUTS: usize = ROW_MULTIPLE + 5;
+    const EPSILON: f32 = 1e-5;
+    let columns = if format.block_groups() == 8 { 512 } else { 96 };
+    let stride = super::round_up(columns, STRIDE_MULTIPLE);
+    let mut sequence = Sequence(format as u32 + 1);
+    let tiles = random_tiles(format, OUTPUTS, columns, &mut sequence);
+    let buffer = device.alloc(Purpose::Scratch, tiles.len())?;
+    device.write(&buffer, 0, &tiles)?;
+    let matrix = Matrix { buffer, format, rows: OUTPUTS, columns };
+    let padded_rows = |sequence: &mut Sequence| -> Vec<f32> {
+        (0..ROWS * stride).map(|i| if i % stride < columns { sequence.next() } else { 0.0 }).collect()
+    };
+    let (x, branch) = (padded_rows(&mut sequence), padded_rows(&mut sequence));
+    let weight = |sequence: &mut Sequence| {
+        let mut weight = sequence.take(columns);
+        weight.resize(stride, 0.0);
+        weight
+    };
+    let (branch_weight, norm) = (weight(&mut sequence), weight(&mut sequence));
+    let out_stride = 2 * ROW_MULTIPLE;
+    let other = sequence.take(ROWS * out_stride);
+    let (x_buffer, branch_buffer) = (upload(device, &x)?, upload(device, &branch)?);
+    let (branch_weight_buffer, norm_buffer) = (upload(device, &branch_weight)?, upload(device, &norm)?);
+    let other_buffer = upload(device, &other)?;
+    let new_rows = poisoned(device, ROWS * stride)?;
+    let input = RowInput {
+        rows: &x_buffer,
+        at: 0,
+        branch: Some((&branch_buffer, &branch_weight_buffer, &new_rows)),
+        norm: Some(&norm_buffer),
+        n: columns,
+        stride,
+        epsilon: EPSILON,
+    };
+    let (packed, sums) = (poisoned(device, ROWS * stride)?, poisoned(device, ROWS * stride / 32 * 3)?);
+
+    let as_f64 = |values: &[f32]| -> Vec<f64> { values.iter().map(|&v| f64::from(v)).collect() };
+    let size = format.tile_bytes(columns);
+    let weights: Vec<f64> = (0..OUTPUTS * columns)
+        .map(|i| {
+            let (row, column) = (i / columns, i % columns);
+            f64::from(format.weight(&tiles[row / TILE * size..][..size], row % TILE, column))
+        })
+        .collect();
+    for finish in [
+        Finish::Store,
+        Finish::Add(&other_buffer),
+        Finish::Gated(Activation::Silu),
+        Finish::Gated(Activation::GeluTanh),
+        Finish::GatedWith(Activation::Silu, &other_buffer),
+        Finish::GatedWith(Activation::GeluTanh, &other_buffer),
+    ] {
+        let width = if matches!(finish, Finish::Gated(_)) { ROW_MULTIPLE } else { out_stride };
+        let many = poisoned(device, ROWS * out_stride)?;
+        let output = Output { rows: &many, at: 0, stride: out_stride };
+        device.enqueue(&kernels.pack_rows(device, &input, ROWS, &packed, &sums)?)?;
+        device.enqueue(&kernels.matmul(device, &matrix, &packed, &sums, ROWS, finish, &output)?)?;
+        let many = download(device, &many)?;
+        let sums_kept = download(device, &new_rows)?;
+        for row in [0, ROWS - 1] {
+            let slice = |v: &[f32]| as_f64(&v[row * stride..][..columns]);
+            let (sum, prepared) = prepare_reference(
+                &slice(&x),
+                Some((&slice(&branch), &as_f64(&branch_weight[..columns]))),
+                Some(&as_f64(&norm[..columns])),
+                f64::from(EPSILON),
+            );
+            compare(device, "pack_rows", &sums_kept[row * stride..][..columns], &sum, 1e-5)?;
+            let product = |output: usize| -> f64 {
+                weights.get(output * columns..(output + 1) * columns).map_or(0.0, |weights| {
+                    weights.iter().zip(&prepared).map(|(w, v)| w * v).sum::<f64>()
+                })
+            };
+            let expected: Vec<f64> = (0..width)
+                .map(|i| {
+                    let other = f64::from(other[row * out_stride + i]);
+                    match finish {
+                        Finish::Store => product(i),
+                        Finish::Add(_) => other + product(i),
+                        Finish::Gated(activation) => {
+                            let pair = i / TILE * ROW_MULTIPLE + i % TILE;
+                            activate(activation, product(pair)) * product(pair + TILE)
+                        }
+                        Finish::GatedWith(activation, _) => activate(activation, other) * product(i),
+                    }
+                })
+                .collect();
+            let name = format!("matmul {} {finish:?}", format.name());
+            compare(device, &name, &many[row * out_stride..][..width], &expected, 2e-5)?;
+
+            let one = poisoned(device, out_stride)?;
+            let other_row = upload(device, &self::row(&other, row, out_stride))?;
+            let one_finish = match finish {
+                Finish::Add(_) => Finish::Add(&other_row),
+                Finish::GatedWith(activation, _) => Finish::GatedWith(activation, &other_row),
+                other => other,
+            };
+            let input = RowInput { at: row * stride, ..input };
+            let output = Output { rows: &one, at: 0, stride: out_stride };
+            device.enqueue(&kernels.matvec(device, &matrix, &input, one_finish, &output)?)?;
+            let one = download(device, &one)?;
+            let differs =
+                (0..width).find(|&i| one[i].to_bits() != many[row * out_stride + i].to_bits());
+            if let Some(i) = differs {
+                return Err(OpsError::SelfTest {
+                    kernel: format!("matvec {} {finish:?}", format.name()),
+                    device: device.info().name.clone(),
+                    what: format!("value {i} is {}, many rows at once give {}", one[i], many[row * out_stride + i]),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn row(values: &[f32], row: usize, stride: usize) -> Vec<f32> {
+    values[row * stride..(row + 1) * stride].to_vec()
+}
+
+fn attention(device: &Device, kernels: &Kernels, head_size: usize) -> Result<(), OpsError> {
+    const ROWS: usize = 70; // crosses a tile of the running softmax, ends inside a row block
+    const Q_HEADS: usize = 2;
+    const WINDOW: usize = 37;
+    let mut sequence = Sequence(7);
+    let (k_at, v_at) = (Q_HEADS * head_size, (Q_HEADS + 1) * head_size);
+    let stride = super::round_up((Q_HEADS + 2) * head_size, STRIDE_MULTIPLE);
+    let qkv = sequence.take(ROWS * stride);
+    // No rotation (cosine 1, sine 0): the reference then needs only norms left out and plain products.
+    let half = head_size / 2;
+    let angles: Vec<f32> = (0..ROWS * half).flat_map(|_| [1.0, 0.0]).collect();
+    let angles = upload(device, &angles)?;
+    let scale = 1.0 / (head_size as f32).sqrt();
+    let run = |widths: &[usize]| -> Result<Vec<f32>, OpsError> {
+        let cache = Cache::new(device, 1, head_size, ROWS)?;
+        let mut results = Vec::new();
+        let mut start = 0;
+        for &rows in widths {
+            let rows_buffer = upload(device, &qkv[start * stride..(start + rows) * stride])?;
+            let out = poisoned(device, rows * stride)?;
+            let rotation = Rotation {
+                qkv: &rows_buffer,
+                stride,
+                q_heads: Q_HEADS,
+                k_at,
+                v_at,
+                angles: &angles,
+                half_rotated: half,
+                interleaved: false,
+                norms: None,
+                epsilon: 0.0,
+            };
+            let looks = Attention {
+                q: &rows_buffer,
+                stride,
+                out: &out,
+                out_stride: stride,
+                q_heads: Q_HEADS,
+                window: Some(WINDOW),
+                scale,
+            };
+            let mut rotate = kernels.rotate_and_cache(device, &rotation, &cache, rows)?;
+            rotate.set(ROTATE_START, crate::device::Arg::I32(start as i32))?;
+            device.enqueue(&rotate)?;
+            let mut attend = kernels.attention(device, &looks, &cache, rows)?;
+            attend.set(ATTENTION_START, crate::device::Arg::I32(start as i32))?;
+            device.enqueue(&attend)?;
+            let out = download(device, &out)?;
+            for r in 0..rows {
+                results.extend_from_slice(&out[r * stride..][..Q_HEADS * head_size]);
+            }
+            start += rows;
+        }
+        Ok(results)
+    };
+    let together = run(&[ROWS])?;
+    let head = |at: usize| -> Vec<Vec<f32>> {
+        (0..ROWS).map(|r| qkv[r * stride + at..][..head_size].to_vec()).collect()
+    };
+    let (keys, values) = (head(k_at), head(v_at));
+    for row in [0, WINDOW - 1, WINDOW, ROWS - 1] {
+        for q_head in 0..Q_HEADS {
+            let q = &qkv[row * stride + q_head * head_size..][..head_size];
+            let expected = attention_reference(q, &keys, &values, row, WINDOW, scale);
+            let found = &together[(row * Q_HEADS + q_head) * head_size..][..head_size];
+            compare(device, "attention", found, &expected, 1e-5)?;
+        }
+    }
+    let apart = run(&[65, 1, 1, 1, 1, 1])?;
+    match together.iter().zip(&apart).position(|(a, b)| a.to_bits() != b.to_bits()) {
+        None => Ok(()),
+        Some(i) => Err(OpsError::SelfTest {
+            kernel: "attention".to_owned(),
+            device: device.info().name.clone(),
+            what: format!("value {i} is {} in one pass, {} in several", together[i], apart[i]),
+        }),
+    }
+}
