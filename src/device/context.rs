@@ -32,11 +32,13 @@ pub struct DeviceOptions {
     pub memory_limit: Option<u64>,
 }
 
-/// A device that is open: one context and one in-order queue. Belongs to the thread that opened it.
+/// A device that is open: one context and one in-order queue. Belongs to the thread that opened it; cloning gives
+/// another handle to the same.
 ///
 /// A kernel is code that this layer cannot check: it may write anywhere in the buffers it is given, and a kernel that
 /// reaches outside of them breaks the process on a CPU. Kernels are therefore part of the trusted program, like the
 /// program's own source; never build one from text that a user sent.
+#[derive(Clone)]
 pub struct Device {
     pub(super) shared: Rc<Shared>,
 }
@@ -194,7 +196,7 @@ impl Device {
             let flags = mem::CL_MEM_READ_ONLY | mem::CL_MEM_USE_HOST_PTR;
             let handle = self.create(purpose, len, flags, address.cast_mut().cast())?;
             // The runtime may still work on a copy of its own: it does not if it maps to the very same address.
-            let mapping = Mapping::shared(&self.shared, handle.get(), mem::CL_MAP_READ, 0, len)?;
+            let mapping = Mapping::shared(&self.shared, handle.get(), mem::CL_MAP_READ, 0, 1)?;
             let zero_copy = ptr::eq(mapping.address.cast_const().cast(), address);
             drop(mapping);
             return Ok(Buffer::enter(

@@ -331,9 +331,8 @@ fn describe(id: cl_device_id, platform: &str, platform_version: &str) -> Result<
     })
 }
 
-/// Reads the PCI address by `cl_khr_pci_bus_info`, where the device has that.
-///
-/// Both extensions that could tell it are optional, so any failure just means that it is not known.
+/// Reads the PCI address by `cl_khr_pci_bus_info`, where the device has that. It is optional, so any failure just
+/// means that the address is not known.
 fn pci_address(id: cl_device_id, extensions: &[String]) -> Option<String> {
     if !extensions.iter().any(|extension| extension == "cl_khr_pci_bus_info") {
         return None;

@@ -1,7 +1,6 @@
 //! What can go wrong on the way to the device, in words a user can act on.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use opencl3::error_codes as codes;
 use opencl3::types::cl_int;
@@ -274,14 +273,6 @@ pub enum DeviceError {
         /// The answer.
         code: ClCode,
     },
-    /// The program cache's folder has a name OpenCL options or file calls cannot take.
-    #[error("the file {path}: {source}")]
-    File {
-        /// Which file.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
 }
 
 impl DeviceError {
@@ -300,5 +291,25 @@ impl DeviceError {
     /// True when only a new [`Device::open`](super::Device::open) can help.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_kills_the_queue_is_lost_and_what_lacks_memory_is_not() {
+        for code in [codes::CL_OUT_OF_RESOURCES, codes::CL_DEVICE_NOT_AVAILABLE, codes::CL_INVALID_EVENT] {
+            let error = DeviceError::from_call("finishing the queue", code);
+            assert!(error.is_lost(), "{error}");
+            assert!(error.to_string().contains("finishing the queue: CL_"), "{error}");
+        }
+        for code in [codes::CL_MEM_OBJECT_ALLOCATION_FAILURE, codes::CL_OUT_OF_HOST_MEMORY] {
+            let error = DeviceError::from_call("a buffer", code);
+            assert!(matches!(error, DeviceError::OutOfMemory { .. }) && !error.is_lost(), "{error}");
+        }
+        let other = DeviceError::from_call("a buffer", codes::CL_INVALID_VALUE);
+        assert_eq!(other.to_string(), "a buffer: CL_INVALID_VALUE (-30)");
     }
 }

@@ -1,1 +1,12 @@
-//! The `model` room.
+//! Weights on the device and one forward pass.
+
+mod causal;
+mod config;
+mod error;
+mod pass;
+mod repack;
+mod weights;
+
+pub use causal::{Causal, LoadOptions, Logits, MemoryPlan};
+pub use config::{CausalConfig, Family, Rope};
+pub use error::ModelError;

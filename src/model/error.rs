@@ -1,0 +1,86 @@
+//! Why a model cannot be loaded or run.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::checkpoint::gguf::GgufError;
+use crate::checkpoint::quant::QuantError;
+use crate::device::DeviceError;
+use crate::ops::OpsError;
+
+/// Why a model cannot be loaded or run.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    /// The file is damaged or lacks something.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// A tensor's bytes cannot be read as its type.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A kernel refused.
+    #[error(transparent)]
+    Ops(#[from] OpsError),
+    /// The file is sound, but this program does not run such a model.
+    #[error("{}: {what}", path.display())]
+    Unsupported {
+        /// The model file.
+        path: PathBuf,
+        /// Key or tensor, what was found, what is supported.
+        what: String,
+    },
+    /// The model does not fit.
+    #[error(
+        "the model needs {} MiB of device memory ({weights_mib} MiB weights, {kv_mib} MiB for a context of \
+         {context} tokens, {scratch_mib} MiB scratch), the limit is {limit_mib} MiB: choose a smaller context \
+         ([model] context_length) or a smaller model",
+        weights_mib + kv_mib + scratch_mib
+    )]
+    TooLarge {
+        /// Weights.
+        weights_mib: u64,
+        /// Key-value cache.
+        kv_mib: u64,
+        /// Scratch.
+        scratch_mib: u64,
+        /// Context in tokens.
+        context: usize,
+        /// What may be used.
+        limit_mib: u64,
+    },
+    /// A token the vocabulary does not have.
+    #[error("token id {id} is outside the vocabulary of {vocabulary} tokens")]
+    UnknownToken {
+        /// The id.
+        id: u32,
+        /// Number of tokens.
+        vocabulary: usize,
+    },
+    /// More positions than the cache holds.
+    #[error("position {position} is past the context of {context} tokens")]
+    PastContext {
+        /// First position that does not fit.
+        position: usize,
+        /// Positions the cache holds.
+        context: usize,
+    },
+    /// More rows at once than the scratch buffers hold.
+    #[error("a pass of {rows} rows, {most} at most")]
+    TooManyRows {
+        /// Rows asked for.
+        rows: usize,
+        /// Rows that fit.
+        most: usize,
+    },
+    /// The weights cannot be laid out in memory or in the cache file.
+    #[error("cannot lay out the weights in {}: {source}", path.display())]
+    Layout {
+        /// The cache file, or what stands for memory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
