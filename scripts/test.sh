@@ -75,7 +75,7 @@ device_tests() {
 
 under_oclgrind() {
     local targets programs program status=0 log
-    mapfile -t targets < <(test_targets 'ops*' 'kernel*')
+    mapfile -t targets < <(test_targets 'ops*' 'kernel*' 'device_basics')
     ((${#targets[@]})) || {
         echo "there are no tests of kernels (tests/ops*.rs)"
         return 1

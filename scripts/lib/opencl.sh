@@ -133,11 +133,16 @@ intel_gpu_present() {
     return 1
 }
 
-# use_opencl RUNTIME: makes this process and its children see that runtime.
+# use_opencl RUNTIME: makes this process and its children see that runtime. The daemon understands AXE_OPENCL too, but
+# what was asked for need not be what could be had, so the choice that was made is all it shall see.
 use_opencl() {
     case $1 in
         intel) export OCL_ICD_VENDORS=$AXE_INTEL_VENDORS ;;
         pocl) export OCL_ICD_VENDORS=$AXE_POCL_VENDORS ;;
-        *) unset OCL_ICD_VENDORS ;;
+        *)
+            unset OCL_ICD_VENDORS
+            return
+            ;;
     esac
+    unset AXE_OPENCL
 }
