@@ -47,7 +47,7 @@ fi
 # What the running daemon was started with; a difference means that `up` has to start it anew.
 fingerprint() {
     printf '%s\n' "port $port" "model $model" "name ${SERVED_MODEL_NAME:-}" "opencl ${OCL_ICD_VENDORS:-system}" \
-        "config $(sha256sum <"$config" 2>/dev/null || true)"
+        "config $(cat -- "$config" 2>/dev/null | sha256sum)"
     if [[ ${AXE_IMAGE:-} ]]; then
         echo "image $AXE_IMAGE"
     else

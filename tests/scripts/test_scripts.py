@@ -99,6 +99,7 @@ class LifeOfTheDaemon(Project):
         text = self.expect(0, rf"Ready after .*http://127.0.0.1:{self.port}", "xe.sh", "up")
         self.assertRegex(text, r"which answers: \w+")
         self.assertIn("waiting for /ready: loading weights 25 %", text)
+        self.assertNotIn("No such file", text)
         self.assertNotIn("\x1b", text, "colour without a terminal")
         self.expect(0, r"axectl status --json at .*/\.axe/run/admin.sock", "xe.sh", "status", "--json")
         self.expect(0, r"axectl gpu at", "xe.sh", "gpu")
