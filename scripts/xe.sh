@@ -19,6 +19,7 @@
 #   AXE_OPENCL         intel, pocl or system: the OpenCL runtime (see scripts/setup.sh)
 #   AXE_CONFIG         the configuration file (daemon.toml of the project)
 #   AXE_IMAGE          run this container image with podman or docker instead of the local build
+#   AXE_RUN_DIR        where socket, log and process id are kept (.axe/run of the project)
 #   AXE_START_TIMEOUT  seconds to wait until ready (600)
 #   AXE_STOP_TIMEOUT   seconds to wait for running requests at a stop (120)
 #

@@ -170,6 +170,10 @@ class LifeOfTheDaemon(Project):
             self.assertIsNone(other.poll(), "the other process was ended")
             other.kill()
 
+    def test_a_folder_too_deep_for_a_socket_is_told(self):
+        deep = str(self.root / ("x" * 100))
+        self.expect(1, "too long for a socket.*AXE_RUN_DIR", "xe.sh", "up", AXE_RUN_DIR=deep)
+
     def test_not_running_is_status_3(self):
         for word in ("status", "gpu", "logs", "test"):
             self.expect(3, "not running", "xe.sh", word)
