@@ -11,8 +11,10 @@ use super::{GgmlType, QuantError};
 /// reference (`dequantize_row_*`): each product and sum is rounded to f32 once, in the order that
 /// [`Unpacked`] writes down. NaN and infinite scales are carried into the values.
 pub fn dequantize(ty: GgmlType, bytes: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
-    let needed = ty.bytes_for(out.len() as u64).and_then(|n| usize::try_from(n).ok());
-    if needed != Some(bytes.len()) {
+    let Some(needed) = ty.bytes_for(out.len() as u64) else {
+        return Err(QuantError::PartBlock { ty, bytes: bytes.len(), values: out.len() });
+    };
+    if needed != bytes.len() as u64 {
         return Err(QuantError::Length { ty, bytes: bytes.len(), values: out.len(), needed });
     }
     match ty {

@@ -13,11 +13,20 @@ use thiserror::Error;
 /// Why bytes could not be read as values of a type.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum QuantError {
+    /// The number of values is not a whole number of blocks.
+    #[error("{}: {values} values are not whole blocks of {} values ({bytes} bytes given)", ty.name(), ty.block_values())]
+    PartBlock {
+        /// The type that was read.
+        ty: GgmlType,
+        /// How many bytes were given.
+        bytes: usize,
+        /// How many values were asked for.
+        values: usize,
+    },
     /// The byte length does not fit the number of values.
     #[error(
-        "{}: {values} values need {} bytes in whole blocks of {} values, found {bytes} bytes",
+        "{}: {values} values need {needed} bytes in whole blocks of {} values, found {bytes} bytes",
         ty.name(),
-        needed.map_or_else(|| "(no number of)".to_owned(), |n| n.to_string()),
         ty.block_values()
     )]
     Length {
@@ -27,8 +36,8 @@ pub enum QuantError {
         bytes: usize,
         /// How many values were asked for.
         values: usize,
-        /// How many bytes that takes; none when the values are not a whole number of blocks.
-        needed: Option<usize>,
+        /// How many bytes those values take.
+        needed: u64,
     },
     /// A single block has another length.
     #[error("{}: a block is {} bytes, found {bytes}", ty.name(), ty.block_bytes())]
