@@ -1,4 +1,5 @@
 //! From a GGUF file's metadata to a vocabulary.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail the test that calls them")]
 
 #[allow(dead_code, reason = "shared with the tests of the checkpoint room")]
 mod checkpoint_support;
