@@ -479,6 +479,8 @@ impl Write for Limited {
 mod tests {
     use std::time::Instant;
 
+    use proptest::prelude::*;
+
     use super::super::testing::{CONTROL, bytes_and};
     use super::*;
 
@@ -708,6 +710,18 @@ mod tests {
         );
         // Templates that build special tokens from roles go on working.
         assert_eq!(control("<|{{ messages[0].role }}|>", &["<|user|>"], user("x")).0, [0]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_messages_make_a_special_token(contents in prop::collection::vec("[<s>/ab]{0,6}", 1..4)) {
+            let messages: Vec<Value> = contents.iter().map(|text| json!({"role": "user", "content": text})).collect();
+            let source = "{% for m in messages %}{{ m.content }}{% endfor %}";
+            let names = ["<s>", "</s>", "s>a", "><", "b", "aab"];
+            let (ids, text) = control(source, &names, Value::Array(messages));
+            prop_assert_eq!(ids, [0; 0]);
+            prop_assert_eq!(text, contents.concat());
+        }
     }
 
     #[test]

@@ -184,31 +184,35 @@ impl Tokenizer {
         ids
     }
 
-    /// Encodes text in which `mark` breaks what must not be read as a special token and stands for nothing.
+    /// Encodes text in which `mark` stands for nothing, but inside or behind the text of a special token makes it
+    /// plain text.
     fn encode_marked(&self, text: &str, specials: Specials, mark: Option<char>) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         let mut merger = Merger::default();
         let mut after_special = true;
-        let parse = specials == Specials::Parse;
-        self.control.split(parse, text, &mut |part| match part {
-            Part::Token(id) => {
-                ids.push(id);
-                after_special = true;
-            }
-            Part::Text(text) => {
-                let text = without(text, mark);
-                self.user_defined.split(true, &text, &mut |part| match part {
-                    Part::Token(id) => {
-                        ids.push(id);
-                        after_special = true;
-                    }
-                    Part::Text(text) => {
-                        self.encode_plain(text, after_special, &mut merger, &mut ids);
-                        after_special = false;
-                    }
-                });
-            }
-        });
+        let mut plain = |text: &str, after_special: &mut bool, ids: &mut Vec<u32>| {
+            let text = without(text, mark);
+            self.user_defined.split(&text, None, &mut |part| match part {
+                Part::Token(id) => {
+                    ids.push(id);
+                    *after_special = true;
+                }
+                Part::Text(text) => {
+                    self.encode_plain(text, *after_special, &mut merger, ids);
+                    *after_special = false;
+                }
+            });
+        };
+        match specials {
+            Specials::Text => plain(text, &mut after_special, &mut ids),
+            Specials::Parse => self.control.split(text, mark, &mut |part| match part {
+                Part::Token(id) => {
+                    ids.push(id);
+                    after_special = true;
+                }
+                Part::Text(text) => plain(text, &mut after_special, &mut ids),
+            }),
+        }
         ids
     }
 
@@ -410,11 +414,13 @@ impl Matcher {
         Some(self.search.as_ref()?.find(input)?.start())
     }
 
-    /// Hands out the tokens in `text` and the text between them, in order; all as text unless `active`.
-    fn split<'t>(&self, active: bool, text: &'t str, part: &mut dyn FnMut(Part<'t>)) {
+    /// Hands out the tokens in `text` and the text between them, in order. What ends before a `mark` is text.
+    fn split<'t>(&self, text: &'t str, mark: Option<char>, part: &mut dyn FnMut(Part<'t>)) {
         let mut at = 0;
-        let search = self.search.as_ref().filter(|_| active);
-        for found in search.into_iter().flat_map(|search| search.find_iter(text)) {
+        for found in self.search.iter().flat_map(|search| search.find_iter(text)) {
+            if mark.is_some_and(|mark| text[found.end()..].starts_with(mark)) {
+                continue;
+            }
             if at < found.start() {
                 part(Part::Text(&text[at..found.start()]));
             }
