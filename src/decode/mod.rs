@@ -29,6 +29,21 @@ pub trait Backend {
     ) -> Result<Box<dyn Generation + 'a>, BackendError>;
     /// Most positions (prompt and output together) the cache holds.
     fn context_length(&self) -> usize;
+    /// What is allocated on the device at present.
+    fn memory(&self) -> Memory;
+}
+
+/// Bytes allocated on the device, by purpose.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Memory {
+    /// Weights, mapped ones included.
+    pub weights: u64,
+    /// Keys and values.
+    pub kv_cache: u64,
+    /// Everything else.
+    pub scratch: u64,
+    /// Most that may be allocated.
+    pub budget: u64,
 }
 
 /// A running generation.

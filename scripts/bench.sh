@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# Measures prefill and decode, and compares them with llama.cpp in the same run.
+#
+# usage: scripts/bench.sh [--peer] [--rounds N] [--models NAME,…] [--quick] [--threads N] [--json FILE]
+#        scripts/bench.sh kernels [ARGUMENT…]
+#
+#   --peer          also llama.cpp's CPU build (from PyPI, kept in .axe/bench-venv), on the same file with as many threads
+#   --rounds N      paired rounds (5)
+#   --models LIST   names that scripts/fetch-model.sh knows (smollm2,gemma3-270m)
+#   --quick         2 rounds with fewer tokens: to see that it works, not to quote
+#   --threads N     threads, and processors, for each side (all)
+#   --json FILE     also every round as JSON; - for standard output
+#
+#   kernels         every kernel by itself: GB/s and GFLOP/s as a share of what this device can do (axed bench-ops)
+#
+# Run it on a quiet machine; it warns when other processes took part. scripts/lib/bench.py says how it measures.
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+# shellcheck source=scripts/lib/common.sh
+. "$here/lib/common.sh"
+# shellcheck source=scripts/lib/packages.sh
+. "$here/lib/packages.sh"
+# shellcheck source=scripts/lib/opencl.sh
+. "$here/lib/opencl.sh"
+# shellcheck source=scripts/lib/models.sh
+. "$here/lib/models.sh"
+# shellcheck source=scripts/lib/daemon.sh
+. "$here/lib/daemon.sh"
+
+peer='' rounds='' models=smollm2,gemma3-270m quick='' threads=$(nproc) json='' kernels=''
+
+# value_of FLAG COUNT VALUE: the value of a flag that needs one.
+value_of() {
+    (($2 >= 2)) || die_usage "$1 needs a value (see --help)"
+    echo "$3"
+}
+
+while (($#)); do
+    case $1 in
+        -h | --help)
+            usage "$0"
+            exit 0
+            ;;
+        kernels)
+            kernels=1
+            shift
+            break
+            ;;
+        --peer) peer=1 ;;
+        --quick) quick=1 ;;
+        --rounds | --models | --threads | --json)
+            value=$(value_of "$1" $# "${2:-}")
+            printf -v "${1#--}" '%s' "$value"
+            shift
+            ;;
+        *) die_usage "unknown argument '$1' (see --help)" ;;
+    esac
+    shift
+done
+rounds=${rounds:-$([[ $quick ]] && echo 2 || echo 5)}
+for number in "$rounds" "$threads"; do
+    [[ $number =~ ^[1-9][0-9]{0,3}$ ]] || die_usage "'$number' is not a number from 1 to 9999 (see --help)"
+done
+((threads <= $(nproc))) || die_usage "--threads $threads: there are $(nproc) processors here"
+
+"$here/setup.sh" --no-model
+build_release
+use_opencl "$(cat "$AXE_RUNTIME_FILE")"
+export AXE_DEVICE_CACHE_DIR=${AXE_DEVICE_CACHE_DIR:-$AXE_STATE/cache}
+if [[ $kernels ]]; then
+    exec "$AXE_BIN/axed" bench-ops "$@"
+fi
+
+# The files are settled here; a configuration for another purpose must not change what is measured.
+unset AXE_MODEL AXE_PORT AXE_CONFIG AXE_API_KEY SERVED_MODEL_NAME
+specs=()
+IFS=, read -ra names <<<"$models"
+for name in "${names[@]}"; do
+    fetch_model "$name"
+    path=$(model_path "$name")
+    quantisation=${path%.gguf}
+    quantisation=${quantisation##*-}
+    specs+=("$name=${quantisation^^}=$path")
+done
+
+options=()
+if [[ $peer ]]; then
+    venv=$AXE_STATE/bench-venv requirements=$AXE_LIB/requirements-bench.txt
+    make_venv "$venv"
+    if ! cmp -s "$requirements" "$venv/installed.txt"; then
+        say "Installing llama.cpp's CPU build from PyPI into ${venv#"$AXE_ROOT"/}"
+        pip_in "$venv" install --quiet -r "$requirements" >&2 || die "pip could not install the peer (see above)"
+        cp "$requirements" "$venv/installed.txt"
+    fi
+    options+=(--peer-python "$venv/bin/python" --peer-version "$(sed -n '/^#/!p' "$requirements")")
+fi
+if [[ $json ]]; then
+    [[ $json == - ]] || json=$(realpath -m -- "$json")
+    options+=(--json "$json")
+fi
+
+prefill=512 decode=128
+[[ ! $quick ]] || prefill=128 decode=24
+runtime=$(opencl_devices "${OCL_ICD_VENDORS:-}" | awk -F '\t' 'NR == 1 { print $2 " " $4 }')
+cd "$AXE_ROOT"
+exec python3 "$AXE_LIB/bench.py" --axed "$AXE_BIN/axed" --port "$(free_port)" --rounds "$rounds" --threads "$threads" \
+    --prefill "$prefill" --decode "$decode" --build "$(build_name)" --runtime "${runtime:-none}" \
+    "${options[@]}" "${specs[@]}"

