@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::App;
 use super::body::json_object;
 use super::error::ApiError;
-use super::fields::{Fields, kind};
+use super::fields::{Fields, wrong};
 use super::generation::Generation;
 use super::reply::{Dialect, answer};
 use crate::engine::Model;
@@ -76,6 +76,8 @@ pub(super) async fn off_thread<T: Send + 'static>(
     done.unwrap_or_else(|error| Err(ApiError::internal(format!("encoding the prompt failed: {error}"))))
 }
 
+const EXPECTED: &str = "a string or a list of token ids";
+
 #[derive(Debug, PartialEq)]
 enum Prompt {
     Text(String),
@@ -85,24 +87,27 @@ enum Prompt {
 impl Prompt {
     /// A string or a list of token ids, or a list with one of these.
     fn read(value: Option<Value>) -> Result<Self, ApiError> {
-        const EXPECTED: &str = "a string or a list of token ids";
-        let wrong =
-            |found: &str| ApiError::field("prompt", format!("`prompt`: found {found}, expected {EXPECTED}"));
+        let Some(value) = value else {
+            return Err(ApiError::field("prompt", format!("`prompt` is missing; expected {EXPECTED}")));
+        };
         match value {
-            None => Err(ApiError::field("prompt", format!("`prompt` is missing; expected {EXPECTED}"))),
-            Some(Value::String(text)) => Ok(Self::Text(text)),
-            Some(Value::Array(list)) if list.iter().all(Value::is_number) => Ok(Self::Tokens(list)),
-            Some(Value::Array(mut list)) => match (list.pop(), list.is_empty()) {
-                (Some(one @ (Value::String(_) | Value::Array(_))), true) => match Self::read(Some(one))? {
-                    Self::Tokens(ids) if ids.iter().any(Value::is_array) => Err(wrong("nested lists")),
-                    prompt => Ok(prompt),
-                },
-                (Some(Value::String(_) | Value::Array(_)), false) => {
-                    Err(ApiError::unsupported("prompt", "only one prompt a request is supported"))
-                }
-                _ => Err(wrong("a list of other things")),
-            },
-            Some(other) => Err(wrong(kind(&other))),
+            Value::Array(list) if list.len() > 1 && list.iter().all(|v| v.is_string() || v.is_array()) => {
+                Err(ApiError::unsupported("prompt", "only one prompt a request is supported"))
+            }
+            Value::Array(mut list) if list.len() == 1 && !list[0].is_number() => Self::one(list.remove(0)),
+            other => Self::one(other),
+        }
+    }
+
+    fn one(value: Value) -> Result<Self, ApiError> {
+        match value {
+            Value::String(text) => Ok(Self::Text(text)),
+            Value::Array(list) if list.iter().all(Value::is_number) => Ok(Self::Tokens(list)),
+            Value::Array(_) => Err(ApiError::field(
+                "prompt",
+                format!("`prompt`: found a list of other things, expected {EXPECTED}"),
+            )),
+            other => Err(wrong("prompt", &other, EXPECTED)),
         }
     }
 }

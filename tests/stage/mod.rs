@@ -18,6 +18,10 @@ use tokio::sync::oneshot;
 
 /// Ends a reply.
 pub const EOS: u32 = 2;
+/// A token with a very long text.
+pub const LOUD: u32 = 259;
+/// Bytes of that text.
+pub const LOUD_BYTES: usize = 8000;
 /// Positions of the scripted model's cache.
 pub const CONTEXT: usize = 4096;
 /// Longest wait for anything; far more than a loaded machine needs.
@@ -39,12 +43,14 @@ pub fn say(text: &str) -> Vec<Step> {
     bytes(text).into_iter().chain([EOS]).map(|token| Step::Commit(vec![token])).collect()
 }
 
-/// A vocabulary where every byte is a token, besides the unknown, begin and end tokens.
+/// A vocabulary where every byte is a token, besides the unknown, begin and end tokens and a loud one.
 pub fn tokenizer() -> Tokenizer {
     let mut names = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
     names.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
     let mut kinds = vec![TokenKind::Unknown, TokenKind::Control, TokenKind::Control];
     kinds.extend([TokenKind::Byte; 256]);
+    names.push("z".repeat(LOUD_BYTES));
+    kinds.push(TokenKind::Normal);
     let vocabulary = Vocabulary {
         model: "llama".to_owned(),
         scores: vec![0.0; names.len()],
@@ -317,7 +323,8 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         tokio::spawn(serve(listener, app, async { drop(stopped.await) }, Duration::from_millis(100)));
-        let client = reqwest::Client::builder().timeout(PATIENCE).build().unwrap();
+        // Answers are looked at as they come over the wire.
+        let client = reqwest::Client::builder().timeout(PATIENCE).gzip(false).build().unwrap();
         Self { address, stage, client, stop: Some(stop) }
     }
 
