@@ -1,7 +1,7 @@
 //! One token a pass: prefill in chunks, then sample and feed back.
 
 use super::sample::Sampler;
-use super::{Backend, BackendError, Generation, Sampling, Step};
+use super::{Backend, BackendError, Generation, Memory, Sampling, Step};
 use crate::model::{Causal, Logits, ModelError};
 
 /// A causal model that generates one token a pass. What it has read stays in the key-value cache: a prompt that starts
@@ -64,6 +64,16 @@ impl Backend for CausalBackend {
 
     fn context_length(&self) -> usize {
         self.model.context()
+    }
+
+    fn memory(&self) -> Memory {
+        let report = self.model.device().memory();
+        Memory {
+            weights: report.weights,
+            kv_cache: report.kv_cache,
+            scratch: report.scratch,
+            budget: report.budget,
+        }
     }
 }
 

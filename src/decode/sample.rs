@@ -63,11 +63,15 @@ impl Sampler {
     fn penalise(&self, logits: &mut [f32]) {
         let s = &self.sampling;
         if s.repetition_penalty != 1.0 {
-            let seen = self.prompt.iter().chain(self.output.keys().filter(|token| !self.prompt.contains(token)));
+            let seen =
+                self.prompt.iter().chain(self.output.keys().filter(|token| !self.prompt.contains(token)));
             for &token in seen {
                 if let Some(logit) = logits.get_mut(token as usize) {
-                    *logit =
-                        if *logit > 0.0 { *logit / s.repetition_penalty } else { *logit * s.repetition_penalty };
+                    *logit = if *logit > 0.0 {
+                        *logit / s.repetition_penalty
+                    } else {
+                        *logit * s.repetition_penalty
+                    };
                 }
             }
         }
