@@ -1,6 +1,6 @@
 // Rotary embedding, the key-value cache and attention. HEAD is the head size, a multiple of 16.
 //
-// Cache of one layer, f16: keys [kv head][position / 16][HEAD][16], so that 16 scores are one vector and need no
+// Cache of one layer, f16 or (CACHE_F32) f32: keys [kv head][position / 16][HEAD][16], so that 16 scores are one vector and need no
 // reduction across lanes; values [kv head][position][HEAD].
 
 #define TILE 64 // positions per step of the running softmax; tiles start at multiples of it whatever the row
@@ -23,14 +23,25 @@ inline void rotate_head(global float* x, global const float* angles, int half_ro
     }
 }
 
+#ifdef CACHE_F32
+typedef float cached;
+#define CACHED16(i, p) vload16(i, p)
+#define PUT_CACHED16(v, i, p) vstore16(v, i, p)
+#define PUT_CACHED(v, i, p) (p)[i] = v
+#else
+typedef half cached;
+// Values that f16 cannot hold become its largest: an infinity times a weight of zero would spread as NaN.
 #define LARGEST_HALF 65504.0f
-#define TO_CACHE(v) clamp(v, -LARGEST_HALF, LARGEST_HALF)
+#define CACHED16(i, p) vload_half16(i, p)
+#define PUT_CACHED16(v, i, p) vstore_half16(clamp(v, -LARGEST_HALF, LARGEST_HALF), i, p)
+#define PUT_CACHED(v, i, p) vstore_half(clamp(v, -LARGEST_HALF, LARGEST_HALF), i, p)
+#endif
 
 // For each row: norms (where the weights are given) and rotates its query and key heads, leaves queries in place, writes
 // keys and values into the cache at position start + row. qkv: f32 [rows][stride]: q heads, then k at k_at, v at v_at.
 // angles: [positions][half_rotated][cos, sin]. One work-item a row.
 EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const float* angles, global const float* q_norm,
-                                             global const float* k_norm, global half* keys, global half* values,
+                                             global const float* k_norm, global cached* keys, global cached* values,
                                              int stride, int q_heads, int kv_heads, int k_at, int v_at, int start,
                                              int capacity, int half_rotated, int interleaved, int normed,
                                              float epsilon) {
@@ -46,11 +57,11 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
         global float* k = x + k_at + h * HEAD;
         if (normed) norm_head(k, k_norm, epsilon);
         rotate_head(k, at, half_rotated, interleaved);
-        global half* key = keys + (size_t)h * capacity * HEAD + (size_t)(position / 16) * HEAD * 16 + position % 16;
-        for (int i = 0; i < HEAD; i++) vstore_half(TO_CACHE(k[i]), i * 16, key);
+        global cached* key = keys + (size_t)h * capacity * HEAD + (size_t)(position / 16) * HEAD * 16 + position % 16;
+        for (int i = 0; i < HEAD; i++) PUT_CACHED(k[i], i * 16, key);
         global const float* v = x + v_at + h * HEAD;
-        global half* value = values + ((size_t)h * capacity + position) * HEAD;
-        for (int i = 0; i < HEAD; i += 16) vstore_half16(TO_CACHE(vload16(0, v + i)), 0, value + i);
+        global cached* value = values + ((size_t)h * capacity + position) * HEAD;
+        for (int i = 0; i < HEAD; i += 16) PUT_CACHED16(vload16(0, v + i), 0, value + i);
     }
 }
 
@@ -58,7 +69,7 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
 // row. A row past the last is computed as the last and not stored. Tiles and order of addition are the same for every R;
 // a tile that a row does not see leaves its sums as they are, bit for bit.
 #define ATTEND(R, BLOCKS)                                                                                             \
-    inline void attend_##R(global const float* q, int stride, global const half* keys, global const half* values,      \
+    inline void attend_##R(global const float* q, int stride, global const cached* keys, global const cached* values,      \
                            global float* out, int out_stride, int count, int start, int window, float scale) {        \
         float16 acc[R][HEAD / 16];                                                                                    \
         float best[R], total[R], share[R];                                                                            \
@@ -75,10 +86,10 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
                 float16 dots[R][BLOCKS];                                                                              \
                 _Pragma("unroll") for (int r = 0; r < R; r++)                                                         \
                     _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) dots[r][b] = 0.0f;                             \
-                global const half* k = keys + (size_t)(tile / 16 + block) * HEAD * 16;                                \
+                global const cached* k = keys + (size_t)(tile / 16 + block) * HEAD * 16;                                \
                 for (int i = 0; i < HEAD; i++) {                                                                      \
                     float16 key[BLOCKS];                                                                              \
-                    _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) key[b] = vload_half16(b * HEAD + i, k);        \
+                    _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) key[b] = CACHED16(b * HEAD + i, k);        \
                     _Pragma("unroll") for (int r = 0; r < R; r++) {                                                   \
                         float16 v = q[(size_t)min(r, count - 1) * stride + i];                                        \
                         _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) dots[r][b] = fma(key[b], v, dots[r][b]);   \
@@ -118,10 +129,10 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
                 float16 part[R][WIDE];                                                                                \
                 _Pragma("unroll") for (int r = 0; r < R; r++)                                                         \
                     _Pragma("unroll") for (int c = 0; c < WIDE; c++) part[r][c] = acc[r][i + c] * share[r];           \
-                global const half* v = values + (size_t)tile * HEAD + i * 16;                                         \
+                global const cached* v = values + (size_t)tile * HEAD + i * 16;                                         \
                 for (int p = 0; p < seen; p++) {                                                                      \
                     float16 value[WIDE];                                                                              \
-                    _Pragma("unroll") for (int c = 0; c < WIDE; c++) value[c] = vload_half16(c, v + p * HEAD);        \
+                    _Pragma("unroll") for (int c = 0; c < WIDE; c++) value[c] = CACHED16(c, v + p * HEAD);        \
                     _Pragma("unroll") for (int r = 0; r < R; r++)                                                     \
                         _Pragma("unroll") for (int c = 0; c < WIDE; c++)                                              \
                             part[r][c] = fma(value[c], (float16)weight[r][p], part[r][c]);                            \
@@ -140,7 +151,7 @@ ATTEND(1, 4)
 
 // q: f32 [rows][stride] with q heads first; out: f32 [rows][out_stride]. window: positions a row sees, itself included.
 // Global size: q heads x row blocks of 8, or x 1 for one row.
-EXPLICIT_VECTOR kernel void attention(global const float* q, global const half* keys, global const half* values,
+EXPLICIT_VECTOR kernel void attention(global const float* q, global const cached* keys, global const cached* values,
                                       global float* out, int stride, int out_stride, int rows, int start, int window,
                                       int capacity, int group, float scale) {
     const int head = get_global_id(0);

@@ -1,1 +1,638 @@
-//! The `config` room.
+//! `daemon.toml`, the environment and the command line, made into one validated [`Config`].
+//!
+//! Every key is explained in `daemon.toml`. A flag wins over the environment, which wins over the file. An unknown
+//! key or a value of the wrong type is an error that names the place, the key, what was found and what was expected.
+
+mod source;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+
+use crate::ops::CacheKind;
+use source::Sources;
+pub use source::{Origin, Override};
+
+/// What is wrong with the configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration file {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is not TOML.
+    #[error("{}: not valid TOML: {message}", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Line, column and complaint.
+        message: String,
+    },
+    /// The file has a key that means nothing.
+    #[error("{origin}: unknown key `{key}` (found {found}); expected one of: {expected}")]
+    UnknownKey {
+        /// The file.
+        origin: Origin,
+        /// The dotted key.
+        key: String,
+        /// Its value.
+        found: String,
+        /// The keys that exist there.
+        expected: String,
+    },
+    /// A value has the wrong type or is out of range.
+    #[error("{origin}: key `{key}`: found {found}, expected {expected}")]
+    Invalid {
+        /// Where the value was written.
+        origin: Origin,
+        /// The dotted key.
+        key: String,
+        /// The value.
+        found: String,
+        /// What it should be.
+        expected: String,
+    },
+    /// The key file cannot be used.
+    #[error("key `server.api_key_file`: cannot use {}: {reason}", path.display())]
+    KeyFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The server would be open to the network without a key.
+    #[error(
+        "refusing to listen on {host} without an API key: set `server.api_key`, `server.api_key_file` or AXE_API_KEY, \
+         or listen on 127.0.0.1 (`server.host`)"
+    )]
+    OpenToTheNetwork {
+        /// The address asked for.
+        host: IpAddr,
+    },
+}
+
+/// A string that never shows in logs, status or debug output.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a secret.
+    #[must_use]
+    pub fn new(secret: impl Into<String>) -> Self {
+        Self(secret.into())
+    }
+    /// The secret itself, for comparing.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str("(secret)")
+    }
+}
+
+/// The whole configuration.
+#[derive(Debug, Clone, Serialize)]
+pub struct Config {
+    /// The file it was read from, if any.
+    pub file: Option<PathBuf>,
+    /// The model and the names it is served under.
+    pub model: ModelConfig,
+    /// The device and how it is used.
+    pub device: DeviceConfig,
+    /// The public HTTP face.
+    pub server: ServerConfig,
+    /// The operator's socket.
+    pub admin: AdminConfig,
+    /// Logging.
+    pub log: LogConfig,
+    /// Sampling of requests that do not say.
+    pub sampling: SamplingConfig,
+}
+
+/// `[model]`
+#[derive(Debug, Clone, Serialize)]
+pub struct ModelConfig {
+    /// The checkpoint; commands that need one refuse to run without.
+    pub path: Option<PathBuf>,
+    /// Name in the API; the file's stem when unset.
+    pub served_name: Option<String>,
+    /// Other names requests may use; `*` allows any.
+    pub aliases: Vec<String>,
+    /// A Jinja file that replaces the checkpoint's chat template.
+    pub chat_template: Option<PathBuf>,
+    /// Positions of the cache (prompt and output); the smaller of 8192 and the model's own when unset.
+    pub context_length: Option<usize>,
+}
+
+impl ModelConfig {
+    /// The name in the API: the configured one, or the checkpoint's file stem.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let stem =
+            || self.path.as_deref().and_then(Path::file_stem).map(|s| s.to_string_lossy().into_owned());
+        self.served_name.clone().or_else(stem).unwrap_or_else(|| "model".to_owned())
+    }
+}
+
+/// What sort of device to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// A GPU when there is one, else an accelerator, else a CPU.
+    Auto,
+    /// A CPU.
+    Cpu,
+    /// A GPU.
+    Gpu,
+    /// Anything else that computes.
+    Accelerator,
+}
+
+/// `[device]`
+#[derive(Debug, Clone, Serialize)]
+pub struct DeviceConfig {
+    /// Sort of device.
+    pub kind: DeviceKind,
+    /// Part of the device's name, any case.
+    pub name: Option<String>,
+    /// PCI address, e.g. `0000:03:00.0`.
+    pub pci: Option<String>,
+    /// Part of the platform's name, any case.
+    pub platform: Option<String>,
+    /// Most bytes to allocate on the device; what the device has when unset.
+    pub memory_limit: Option<u64>,
+    /// Programs and repacked weights are kept here.
+    pub cache_dir: PathBuf,
+    /// Use mapped files in place where the device shares the host's memory.
+    pub zero_copy: bool,
+    /// Prompt tokens in one pass; chosen by device when unset.
+    pub prefill_chunk: Option<usize>,
+    /// Number type of the key-value cache.
+    pub kv_cache: CacheKind,
+    /// Threads of a CPU device; all processors when unset.
+    pub threads: Option<usize>,
+    /// Time every kernel (costs a few per cent).
+    pub profiling: bool,
+}
+
+/// `[server]`
+#[derive(Debug, Clone, Serialize)]
+pub struct ServerConfig {
+    /// Address to listen on.
+    pub host: IpAddr,
+    /// Port; 0 takes any free one.
+    pub port: u16,
+    /// Keys that clients may use; none means no key is asked for.
+    pub api_keys: Vec<Secret>,
+    /// Largest request body in bytes.
+    pub max_body: usize,
+    /// Requests that may wait.
+    pub queue_capacity: usize,
+    /// Connections open at one time.
+    pub max_connections: usize,
+    /// Silence in a stream before a comment is sent.
+    pub ping_interval: Duration,
+    /// Output tokens of a request that does not say; the rest of the context when unset.
+    pub default_max_tokens: Option<usize>,
+    /// Most output tokens of any request; larger wishes are cut to it.
+    pub max_tokens_cap: usize,
+    /// Most time a request may take from acceptance to its end; unlimited when unset.
+    pub request_timeout: Option<Duration>,
+    /// Most time for a request's head to arrive, and for a kept-alive connection to be idle.
+    pub header_timeout: Duration,
+    /// Most time for a request's body to arrive.
+    pub body_timeout: Duration,
+    /// Most time a client may refuse to take bytes of an answer.
+    pub write_timeout: Duration,
+    /// Most time running and waiting requests get after SIGTERM.
+    pub drain_grace: Duration,
+    /// Origins of web pages that may call; `*` allows all.
+    pub cors_origins: Vec<String>,
+}
+
+/// `[admin]`
+#[derive(Debug, Clone, Serialize)]
+pub struct AdminConfig {
+    /// The Unix socket.
+    pub socket: PathBuf,
+    /// Group whose members may speak, besides root and the daemon's own user.
+    pub group: Option<String>,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// `[log]`
+#[derive(Debug, Clone, Serialize)]
+pub struct LogConfig {
+    /// A level, or filter directives as in `info,axe::http=debug`.
+    pub level: String,
+    /// How lines look on standard error.
+    pub format: LogFormat,
+    /// Lines kept in memory for `axectl logs`.
+    pub ring_size: usize,
+}
+
+/// `[sampling]`: what a request gets that does not say.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SamplingConfig {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// 0 keeps all.
+    pub top_k: usize,
+    /// 1 keeps all.
+    pub top_p: f32,
+    /// 0 drops none.
+    pub min_p: f32,
+    /// 1 is off.
+    pub repetition_penalty: f32,
+}
+
+impl Config {
+    /// Reads `file` (or, when `None`, `$AXE_CONFIG`, else the first of `daemon.toml` in the working directory and
+    /// `/etc/axed/daemon.toml` that exists, else no file), the process environment and `flags`.
+    ///
+    /// # Errors
+    /// Everything in [`ConfigError`].
+    pub fn load(file: Option<&Path>, flags: Vec<Override>) -> Result<Self, ConfigError> {
+        let env: BTreeMap<String, String> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        let named = env.get("AXE_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let usual = || {
+            ["daemon.toml", "/etc/axed/daemon.toml"]
+                .into_iter()
+                .map(PathBuf::from)
+                .find(|path| path.is_file())
+        };
+        let file = file.map(Path::to_owned).or(named).or_else(usual);
+        Self::from_sources(file.as_deref(), env, flags)
+    }
+
+    /// Like [`Config::load`], from exactly the file and the environment given.
+    ///
+    /// # Errors
+    /// Everything in [`ConfigError`].
+    pub fn from_sources(
+        file: Option<&Path>,
+        env: BTreeMap<String, String>,
+        flags: Vec<Override>,
+    ) -> Result<Self, ConfigError> {
+        let places = Places::from_env(&env);
+        let mut s = Sources::read(file, env, flags)?;
+        let config = Self {
+            file: file.map(Path::to_owned),
+            model: read_model(&mut s)?,
+            device: read_device(&mut s, &places)?,
+            server: read_server(&mut s)?,
+            admin: AdminConfig {
+                socket: s.path("admin.socket")?.unwrap_or(places.socket),
+                group: s.text("admin.group")?,
+            },
+            log: read_log(&mut s)?,
+            sampling: read_sampling(&mut s)?,
+        };
+        s.finish()?;
+        if !config.server.host.is_loopback() && config.server.api_keys.is_empty() {
+            return Err(ConfigError::OpenToTheNetwork { host: config.server.host });
+        }
+        Ok(config)
+    }
+}
+
+fn size(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+fn nonzero(n: u64) -> Option<usize> {
+    (n != 0).then(|| size(n))
+}
+
+/// No cache or reply is longer than this many tokens.
+const MOST_TOKENS: u64 = 16 << 20;
+
+fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
+    Ok(ModelConfig {
+        path: s.path("model.path")?,
+        served_name: s.text("model.served_name")?,
+        aliases: s.any("model.aliases", Vec::new())?,
+        chat_template: s.path("model.chat_template")?,
+        context_length: nonzero(s.integer("model.context_length", 0, 0, MOST_TOKENS)?),
+    })
+}
+
+fn read_device(s: &mut Sources, places: &Places) -> Result<DeviceConfig, ConfigError> {
+    let kinds = ["auto", "cpu", "gpu", "accelerator"];
+    let kind = s.checked("device.kind", "auto".to_owned(), "auto, cpu, gpu or accelerator", |k| {
+        kinds.contains(&k.as_str())
+    })?;
+    Ok(DeviceConfig {
+        kind: match kind.as_str() {
+            "cpu" => DeviceKind::Cpu,
+            "gpu" => DeviceKind::Gpu,
+            "accelerator" => DeviceKind::Accelerator,
+            _ => DeviceKind::Auto,
+        },
+        name: s.text("device.name")?,
+        pci: s.text("device.pci")?,
+        platform: s.text("device.platform")?,
+        memory_limit: Some(s.integer("device.memory_limit_mib", 0, 0, 1 << 30)? << 20).filter(|n| *n != 0),
+        cache_dir: s.path("device.cache_dir")?.unwrap_or_else(|| places.cache.clone()),
+        zero_copy: s.any("device.zero_copy", true)?,
+        prefill_chunk: nonzero(s.integer("device.prefill_chunk", 0, 0, 4096)?),
+        kv_cache: match s
+            .checked("device.kv_cache", "f16".to_owned(), "f16 or f32", |kind| {
+                kind.parse::<CacheKind>().is_ok()
+            })?
+            .as_str()
+        {
+            "f32" => CacheKind::F32,
+            _ => CacheKind::F16,
+        },
+        threads: nonzero(s.integer("device.threads", 0, 0, 4096)?),
+        profiling: s.any("device.profiling", false)?,
+    })
+}
+
+fn read_server(s: &mut Sources) -> Result<ServerConfig, ConfigError> {
+    let host =
+        s.checked("server.host", "127.0.0.1".to_owned(), "an IP address, e.g. \"127.0.0.1\"", |h| {
+            h.parse::<IpAddr>().is_ok()
+        })?;
+    let second = Duration::from_secs(1);
+    Ok(ServerConfig {
+        host: host.parse().unwrap_or(IpAddr::from([127, 0, 0, 1])),
+        port: u16::try_from(s.integer("server.port", 8080, 0, 65_535)?).unwrap_or(8080),
+        api_keys: read_keys(s)?,
+        max_body: size(s.integer("server.max_body_kib", 8192, 1, 1 << 20)? << 10),
+        queue_capacity: size(s.integer("server.queue_capacity", 64, 1, 65_536)?),
+        max_connections: size(s.integer("server.max_connections", 512, 1, 65_536)?),
+        ping_interval: at_least(s, "server.ping_interval_s", 10 * second, 0.05)?,
+        default_max_tokens: nonzero(s.integer("server.default_max_tokens", 0, 0, MOST_TOKENS)?),
+        max_tokens_cap: size(s.integer("server.max_tokens_cap", 131_072, 1, MOST_TOKENS)?),
+        request_timeout: Some(s.any("server.request_timeout_s", Duration::ZERO)?).filter(|t| !t.is_zero()),
+        header_timeout: at_least(s, "server.header_timeout_s", 30 * second, 0.05)?,
+        body_timeout: at_least(s, "server.body_timeout_s", 30 * second, 0.05)?,
+        write_timeout: at_least(s, "server.write_timeout_s", 60 * second, 0.05)?,
+        drain_grace: s.any("server.drain_grace_s", 30 * second)?,
+        cors_origins: s.any("server.cors_origins", vec!["*".to_owned()])?,
+    })
+}
+
+fn at_least(
+    s: &mut Sources,
+    key: &'static str,
+    default: Duration,
+    least: f64,
+) -> Result<Duration, ConfigError> {
+    let expected = format!("a number of seconds, {least} or more, up to a year");
+    s.checked(key, default, &expected, |time| time.as_secs_f64() >= least)
+}
+
+fn read_keys(s: &mut Sources) -> Result<Vec<Secret>, ConfigError> {
+    let mut keys: Vec<Secret> = s.text("server.api_key")?.map(Secret).into_iter().collect();
+    if let Some(path) = s.path("server.api_key_file")? {
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| ConfigError::KeyFile { path: path.clone(), reason: error.to_string() })?;
+        let before = keys.len();
+        keys.extend(
+            text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')).map(Secret::new),
+        );
+        if keys.len() == before {
+            let reason = "it holds no key; write one key a line".to_owned();
+            return Err(ConfigError::KeyFile { path, reason });
+        }
+    }
+    Ok(keys)
+}
+
+fn read_log(s: &mut Sources) -> Result<LogConfig, ConfigError> {
+    let format =
+        s.checked("log.format", "text".to_owned(), "text or json", |f| f == "text" || f == "json")?;
+    Ok(LogConfig {
+        level: s.checked(
+            "log.level",
+            "info".to_owned(),
+            "error, warn, info, debug, trace, or directives as in \"info,axe::http=debug\"",
+            |level| level.split(',').all(is_directive),
+        )?,
+        format: if format == "json" { LogFormat::Json } else { LogFormat::Text },
+        ring_size: size(s.integer("log.ring_size", 2000, 1, 1_000_000)?),
+    })
+}
+
+/// `info` or `axe::http=debug`. A lone word must be a level: the filter would take any other for a module's name.
+fn is_directive(text: &str) -> bool {
+    let level = text.rsplit_once('=').map_or(text, |(_, level)| level);
+    level.trim().parse::<tracing::level_filters::LevelFilter>().is_ok()
+}
+
+fn read_sampling(s: &mut Sources) -> Result<SamplingConfig, ConfigError> {
+    Ok(SamplingConfig {
+        temperature: s.number("sampling.temperature", 0.8, 0.0, 2.0)? as f32,
+        top_k: size(s.integer("sampling.top_k", 40, 0, MOST_TOKENS)?),
+        top_p: s.number("sampling.top_p", 0.95, 0.0, 1.0)? as f32,
+        min_p: s.number("sampling.min_p", 0.05, 0.0, 1.0)? as f32,
+        repetition_penalty: s.number("sampling.repetition_penalty", 1.0, 0.01, 10.0)? as f32,
+    })
+}
+
+/// Default folders, by what systemd or the desktop say.
+struct Places {
+    cache: PathBuf,
+    socket: PathBuf,
+}
+
+impl Places {
+    fn from_env(env: &BTreeMap<String, String>) -> Self {
+        let dir = |name: &str| {
+            // systemd joins several directories with colons; the first is the daemon's own.
+            let first = env.get(name)?.split(':').next()?;
+            (!first.is_empty()).then(|| PathBuf::from(first))
+        };
+        let uid = nix::unistd::geteuid();
+        let cache = dir("CACHE_DIRECTORY")
+            .or_else(|| dir("XDG_CACHE_HOME").map(|d| d.join("axed")))
+            .or_else(|| dir("HOME").map(|d| d.join(".cache/axed")))
+            .unwrap_or_else(|| std::env::temp_dir().join(format!("axed-cache-{uid}")));
+        let run = Path::new("/run/axed");
+        let writable = |path: &Path| nix::unistd::access(path, nix::unistd::AccessFlags::W_OK).is_ok();
+        let system =
+            (writable(run) || (!run.exists() && writable(Path::new("/run")))).then(|| run.to_owned());
+        let folder = dir("RUNTIME_DIRECTORY")
+            .or(system)
+            .or_else(|| dir("XDG_RUNTIME_DIR").map(|d| d.join("axed")))
+            .unwrap_or_else(|| std::env::temp_dir().join(format!("axed-{uid}")));
+        Self { cache, socket: folder.join("admin.sock") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(toml: &str, env: &[(&str, &str)], flags: Vec<Override>) -> Result<Config, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("daemon.toml");
+        std::fs::write(&file, toml).unwrap();
+        let env = env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        Config::from_sources(Some(&file), env, flags)
+            .map_err(|e| e.to_string().replace(&file.display().to_string(), "FILE"))
+    }
+
+    #[test]
+    fn flag_beats_environment_beats_file_beats_default() {
+        let flag = Override { flag: "--port", key: "server.port", value: "4".into() };
+        let file = "[server]\nport = 2";
+        assert_eq!(read("", &[], vec![]).unwrap().server.port, 8080);
+        assert_eq!(read(file, &[], vec![]).unwrap().server.port, 2);
+        assert_eq!(read(file, &[("AXE_PORT", "3")], vec![]).unwrap().server.port, 3);
+        assert_eq!(read(file, &[("AXE_SERVER_PORT", "3")], vec![]).unwrap().server.port, 3);
+        assert_eq!(read(file, &[("AXE_PORT", "")], vec![]).unwrap().server.port, 2);
+        assert_eq!(read(file, &[("AXE_PORT", "3")], vec![flag]).unwrap().server.port, 4);
+    }
+
+    #[test]
+    fn wrong_values_name_place_key_found_and_expected() {
+        let cases = [
+            (
+                "[server]\nport = \"a\"",
+                "FILE: key `server.port`: found string \"a\", expected an integer from 0 to 65535",
+            ),
+            (
+                "[server]\nport = 70000",
+                "FILE: key `server.port`: found integer 70000, expected an integer from 0 to 65535",
+            ),
+            (
+                "[server]\nhost = \"localhost\"",
+                "FILE: key `server.host`: found string \"localhost\", expected an IP address, e.g. \"127.0.0.1\"",
+            ),
+            (
+                "[device]\nkind = \"tpu\"",
+                "FILE: key `device.kind`: found string \"tpu\", expected auto, cpu, gpu or accelerator",
+            ),
+            (
+                "[model]\naliases = [1]",
+                "FILE: key `model.aliases`: found array [1], expected a list of strings (in the environment: separated by commas)",
+            ),
+            (
+                "[sampling]\ntemperature = 3.0",
+                "FILE: key `sampling.temperature`: found float 3.0, expected a number from 0 to 2",
+            ),
+            (
+                "[server]\nping_interval_s = 0",
+                "FILE: key `server.ping_interval_s`: found integer 0, expected a number of seconds, 0.05 or more, up to a year",
+            ),
+        ];
+        for (toml, message) in cases {
+            assert_eq!(read(toml, &[], vec![]).unwrap_err(), message);
+        }
+        assert_eq!(
+            read("", &[("AXE_PORT", "x")], vec![]).unwrap_err(),
+            "environment variable AXE_PORT: key `server.port`: found \"x\", expected an integer from 0 to 65535"
+        );
+    }
+
+    #[test]
+    fn unknown_keys_and_sections_are_errors_that_list_the_known_ones() {
+        let error = read("[admin]\nsockte = \"/a\"", &[], vec![]).unwrap_err();
+        assert_eq!(
+            error,
+            "FILE: unknown key `admin.sockte` (found string \"/a\"); expected one of: admin.socket, admin.group"
+        );
+        let error = read("[srever]\nport = 1", &[], vec![]).unwrap_err();
+        assert_eq!(
+            error,
+            "FILE: unknown key `srever.port` (found integer 1); expected one of: model, device, server, admin, log, sampling"
+        );
+        let error = read("port = 1", &[], vec![]).unwrap_err();
+        assert!(error.starts_with("FILE: unknown key `port` (found integer 1)"), "{error}");
+        assert!(read("[server\n", &[], vec![]).unwrap_err().starts_with("FILE: not valid TOML: "));
+    }
+
+    #[test]
+    fn a_network_address_needs_a_key() {
+        let error = read("[server]\nhost = \"0.0.0.0\"", &[], vec![]).unwrap_err();
+        assert!(error.starts_with("refusing to listen on 0.0.0.0 without an API key"), "{error}");
+        let config = read("[server]\nhost = \"0.0.0.0\"", &[("AXE_API_KEY", "k")], vec![]).unwrap();
+        assert_eq!(config.server.api_keys, [Secret::new("k")]);
+        assert!(read("[server]\nhost = \"::1\"", &[], vec![]).is_ok());
+    }
+
+    #[test]
+    fn keys_come_from_a_file_and_never_show() {
+        let dir = tempfile::tempdir().unwrap();
+        let keys = dir.path().join("keys");
+        std::fs::write(&keys, "# ours\nalpha-key\n\n beta-key \n").unwrap();
+        let toml = format!("[server]\napi_key_file = {:?}", keys.display().to_string());
+        let config = read(&toml, &[], vec![]).unwrap();
+        assert_eq!(config.server.api_keys, [Secret::new("alpha-key"), Secret::new("beta-key")]);
+        let shown = format!("{config:?} {}", serde_json::to_string(&config).unwrap());
+        assert!(!shown.contains("alpha-key") && !shown.contains("beta-key"), "{shown}");
+        std::fs::write(&keys, "\n").unwrap();
+        assert!(read(&toml, &[], vec![]).unwrap_err().ends_with("it holds no key; write one key a line"));
+    }
+
+    #[test]
+    fn relative_paths_of_the_file_count_from_its_folder() {
+        let config = read("[model]\npath = \"m.gguf\"", &[], vec![]).unwrap();
+        let path = config.model.path.clone().unwrap();
+        assert!(path.is_absolute() && path.ends_with("m.gguf"), "{}", path.display());
+        assert_eq!(config.model.name(), "m");
+        let config = read("[model]\npath = \"m.gguf\"", &[("AXE_MODEL", "n.gguf")], vec![]).unwrap();
+        assert_eq!(config.model.path.unwrap(), Path::new("n.gguf"));
+    }
+
+    #[test]
+    fn default_folders_follow_systemd_then_the_desktop() {
+        let systemd = [("CACHE_DIRECTORY", "/c/axed:/c/other"), ("RUNTIME_DIRECTORY", "/r/axed")];
+        let config = read("", &systemd, vec![]).unwrap();
+        assert_eq!(config.device.cache_dir, Path::new("/c/axed"));
+        assert_eq!(config.admin.socket, Path::new("/r/axed/admin.sock"));
+        let config = read("", &[("XDG_CACHE_HOME", "/x")], vec![]).unwrap();
+        assert_eq!(config.device.cache_dir, Path::new("/x/axed"));
+        let config = read("", &[("HOME", "/h")], vec![]).unwrap();
+        assert_eq!(config.device.cache_dir, Path::new("/h/.cache/axed"));
+    }
+
+    #[test]
+    fn the_shipped_file_is_valid_says_the_defaults_and_explains_every_key() {
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("daemon.toml");
+        let bare = Config::from_sources(None, BTreeMap::new(), vec![]).unwrap();
+        let mut config = Config::from_sources(Some(&shipped), BTreeMap::new(), vec![]).unwrap();
+        config.file = None;
+        assert_eq!(serde_json::to_value(&config).unwrap(), serde_json::to_value(&bare).unwrap());
+        let text = std::fs::read_to_string(shipped).unwrap();
+        let mut above = "";
+        for line in text.lines() {
+            let is_key = line.contains(" = ") && !line.starts_with("# ");
+            assert!(!is_key || above.starts_with("# "), "`{line}` has no explanation above it");
+            above = line;
+        }
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! The rooms, lowest first; each imports only from those above it in this list:
 //! [`checkpoint`], [`text`], [`device`] · [`ops`] · [`model`] · [`decode`] · [`engine`] · [`http`], [`admin`] ·
-//! [`config`] and [`daemon`] tie them together.
+//! [`load`] and [`daemon`] tie them together. [`config`] is plain data that the faces may read.
 #![deny(missing_docs)]
 
 pub mod admin;
@@ -13,6 +13,7 @@ pub mod decode;
 pub mod device;
 pub mod engine;
 pub mod http;
+pub mod load;
 pub mod model;
 pub mod ops;
 pub mod text;

@@ -1,2 +1,125 @@
 //! `axed`: command line to configuration to daemon.
-fn main() {}
+
+mod commands;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use axe::config::{Config, Override};
+use clap::{Args, Parser, Subcommand};
+
+/// Serves text generation on OpenCL devices.
+#[derive(Debug, Parser)]
+#[command(name = "axed", version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// `axed` alone is `axed serve`.
+    #[command(flatten)]
+    serve: Settings,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Load the model and answer requests (the default).
+    Serve(Settings),
+    /// Write the logits of every position of a text to a safetensors file.
+    Logits(commands::logits::Options),
+    /// Print the token ids of a text.
+    Tokenize(commands::tokenize::Options),
+    /// Print the text of token ids.
+    Detokenize(commands::detokenize::Options),
+    /// List the OpenCL devices of this machine.
+    Devices(commands::devices::Options),
+}
+
+/// Flags for what people change most; everything else is in `daemon.toml`.
+#[derive(Debug, Args)]
+pub struct Settings {
+    /// Configuration file [default: $AXE_CONFIG, else ./daemon.toml, else /etc/axed/daemon.toml].
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The checkpoint (GGUF).
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Name of the model in the API.
+    #[arg(long, value_name = "NAME")]
+    served_name: Option<String>,
+    /// Positions of the cache: prompt and output of a request must fit.
+    #[arg(long, value_name = "TOKENS")]
+    context_length: Option<String>,
+    /// Address to listen on.
+    #[arg(long, value_name = "IP")]
+    host: Option<String>,
+    /// Port to listen on; 0 is any free one.
+    #[arg(short, long, value_name = "PORT")]
+    port: Option<String>,
+    /// Sort of device: auto, cpu, gpu or accelerator.
+    #[arg(long, value_name = "KIND")]
+    device: Option<String>,
+    /// The operator's Unix socket.
+    #[arg(long, value_name = "PATH")]
+    admin_socket: Option<PathBuf>,
+    /// Log level, or directives as in `info,axe::http=debug`.
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+}
+
+impl Settings {
+    /// The configuration with these flags on top.
+    fn into_config(self) -> Result<Config> {
+        let path = |path: Option<PathBuf>| path.map(|p| p.to_string_lossy().into_owned());
+        let flags = [
+            ("--model", "model.path", path(self.model)),
+            ("--served-name", "model.served_name", self.served_name),
+            ("--context-length", "model.context_length", self.context_length),
+            ("--host", "server.host", self.host),
+            ("--port", "server.port", self.port),
+            ("--device", "device.kind", self.device),
+            ("--admin-socket", "admin.socket", path(self.admin_socket)),
+            ("--log-level", "log.level", self.log_level),
+        ];
+        let flags =
+            flags.into_iter().filter_map(|(flag, key, value)| Some(Override { flag, key, value: value? }));
+        Ok(Config::load(self.config.as_deref(), flags.collect())?)
+    }
+}
+
+fn main() -> ExitCode {
+    // clap itself answers wrong usage, with exit status 2.
+    let cli = Cli::parse();
+    let outcome = match cli.command.unwrap_or(Command::Serve(cli.serve)) {
+        Command::Serve(settings) => serve(settings),
+        Command::Logits(options) => commands::logits::run(&options),
+        Command::Tokenize(options) => commands::tokenize::run(&options),
+        Command::Detokenize(options) => commands::detokenize::run(&options),
+        Command::Devices(options) => commands::devices::run(&options),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("axed: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(settings: Settings) -> Result<()> {
+    let config = settings.into_config()?;
+    // Before any thread starts: it may have to set variables that the OpenCL loader reads.
+    let runtime = axe::device::runtime::locate(config.device.threads)?;
+    let path = config
+        .model
+        .path
+        .clone()
+        .context("no model to serve: name one with --model, AXE_MODEL or `model.path` in daemon.toml")?;
+    // Loading happens on another thread, after the sockets are bound; a missing file is known at once.
+    std::fs::File::open(&path).with_context(|| format!("cannot open the model {}", path.display()))?;
+    let for_loading = config.clone();
+    axe::daemon::run(config, move |progress, board| {
+        tracing::info!(vendors = ?runtime.vendors, "OpenCL runtime: {}", runtime.reason);
+        axe::load::load(&for_loading, &path, progress, board)
+    })?;
+    Ok(())
+}

@@ -1,14 +1,14 @@
 //! The kernels against their references on whatever device is there.
 
 use axe::device::{Device, DeviceOptions, DeviceSelector};
-use axe::ops::{Format, Kernels, self_test};
+use axe::ops::{CacheKind, Format, Kernels, self_test};
 
 #[test]
 fn every_format_and_head_size() {
     let device = Device::open(&DeviceSelector::default(), &DeviceOptions::default()).unwrap();
     let kernels = Kernels::new(&device).unwrap();
     for head_size in [16, 32, 48, 64, 80, 128, 256] {
-        self_test(&device, &kernels, &[], head_size).unwrap();
+        self_test(&device, &kernels, &[], head_size, CacheKind::F16).unwrap();
     }
-    self_test(&device, &kernels, &Format::ALL, 64).unwrap();
+    self_test(&device, &kernels, &Format::ALL, 64, CacheKind::F32).unwrap();
 }

@@ -1,1 +1,41 @@
-//! The `admin` room.
+//! The operator's face: HTTP/1.1 and JSON on a Unix socket.
+//!
+//! | route | answer |
+//! | --- | --- |
+//! | `GET /status` | [`axectl::protocol::Status`]: state, device, model, memory, counters, warnings |
+//! | `GET /gpu` | [`axectl::protocol::Gpu`]: what the kernel shows of card and host |
+//! | `GET /queue` | [`axectl::protocol::Queue`]: the running job and those that wait |
+//! | `GET /logs?lines=N&level=L&follow=1` | [`axectl::protocol::LogLine`]s, one a line: the last N at level L or more severe, then, with `follow=1`, those to come |
+//! | `GET /profile` | [`axectl::protocol::Profile`]: time per kernel |
+//! | `GET /config` | the configuration in force, secrets hidden |
+//! | `GET /version` | [`axectl::protocol::Version`] |
+//! | `POST /cancel/{id}` | [`axectl::protocol::CancelResult`], or 404 |
+//! | `POST /drain` | [`axectl::protocol::Drain`]: no new jobs, the daemon ends when those at hand are done |
+//! | `POST /log-level` | sets and returns [`axectl::protocol::LogLevel`] |
+//!
+//! Whatever fails answers with [`axectl::protocol::ErrorBody`]. Only root, the daemon's own user and members of
+//! the configured group are served; the kernel says who is at the other end of a connection.
+
+mod board;
+mod listener;
+pub mod logs;
+mod peer;
+mod routes;
+mod server;
+
+use axectl::protocol::Version;
+pub use board::Board;
+pub use listener::{BindError, Listener};
+pub use logs::{LogControl, LogRing};
+pub use peer::{Peer, Policy, PolicyError};
+pub use server::Server;
+
+/// The version of this build.
+pub fn version() -> Version {
+    let kind = if cfg!(debug_assertions) { "debug" } else { "release" };
+    Version {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        build: format!("{kind} {}-{}", std::env::consts::ARCH, std::env::consts::OS),
+        protocol: axectl::protocol::PROTOCOL,
+    }
+}

@@ -13,6 +13,7 @@ mod memory;
 mod profile;
 mod program;
 pub mod runtime;
+pub mod telemetry;
 
 pub use context::{Device, DeviceOptions};
 pub use discover::{DeviceInfo, DeviceKind, DeviceSelector, ListedDevice, list_devices};

@@ -77,4 +77,6 @@ pub struct Stats {
     pub passes: usize,
     /// Committed tokens over passes.
     pub tokens_per_pass: f64,
+    /// Tokens after the first commit over the seconds they took; 0 where there were none.
+    pub tokens_per_s: f64,
 }

@@ -1,5 +1,7 @@
 //! What a job is asked to do, already validated by the face that accepted it.
 
+use std::time::Instant;
+
 use crate::decode::Sampling;
 
 /// One generation.
@@ -24,4 +26,6 @@ pub struct Stop {
     pub strings: Vec<String>,
     /// Generate on past the model's end tokens (benchmarks).
     pub ignore_eos: bool,
+    /// When to end with what there is by then.
+    pub deadline: Option<Instant>,
 }

@@ -13,8 +13,8 @@ use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device, Purpose};
 use crate::ops::{
-    ATTENTION_START, Attention, Cache, Finish, Format, Kernels, Matrix, Output, ROTATE_START, ROW_MULTIPLE,
-    Rotation, RowInput, STRIDE_MULTIPLE, round_up, self_test,
+    ATTENTION_START, Attention, Cache, CacheKind, Finish, Format, Kernels, Matrix, Output, ROTATE_START,
+    ROW_MULTIPLE, Rotation, RowInput, STRIDE_MULTIPLE, round_up, self_test,
 };
 
 /// Passes of different widths that are kept prepared; the oldest goes first.
@@ -29,6 +29,8 @@ pub struct LoadOptions {
     pub rows: usize,
     /// Most rows of a pass whose logits are wanted.
     pub logit_rows: usize,
+    /// Number type of the key-value cache.
+    pub cache: CacheKind,
     /// Where repacked weights are kept.
     pub cache_dir: Option<PathBuf>,
 }
@@ -165,7 +167,7 @@ impl Causal {
         let logit_rows = options.logit_rows.clamp(1, rows);
         let strides = Strides::new(&config);
         let parts = Parts::find(&gguf, &config)?;
-        let plan = parts.plan(&config, &strides, options.context, rows, logit_rows);
+        let plan = parts.plan(&config, &strides, options, rows, logit_rows);
         let report = device.memory();
         let needed = plan.weights + plan.kv_cache + plan.scratch;
         if needed as u64 > report.budget.saturating_sub(report.total) {
@@ -190,16 +192,13 @@ impl Causal {
         let mut formats: Vec<Format> = parts.blueprints.iter().map(Blueprint::format).collect();
         formats.sort_unstable();
         formats.dedup();
-        self_test(&device, &kernels, &formats, config.head_size)?;
+        self_test(&device, &kernels, &formats, config.head_size, options.cache)?;
         progress(0.05);
-        let matrices = weights::load(
-            &device,
-            &gguf,
-            &parts.blueprints,
-            options.cache_dir.as_deref(),
-            &mut |share| progress(0.05 + 0.9 * share),
-        )?;
-        let loader = Loader { device: &device, gguf: &gguf, config: &config, context: options.context };
+        let matrices =
+            weights::load(&device, &gguf, &parts.blueprints, options.cache_dir.as_deref(), &mut |share| {
+                progress(0.05 + 0.9 * share)
+            })?;
+        let loader = Loader { device: &device, gguf: &gguf, config: &config, options };
         let angles = loader.angles(&config.rope)?;
         let sliding_angles = match &config.sliding {
             Some((_, rope)) => loader.angles(rope)?,
@@ -482,10 +481,7 @@ impl<'a> Builder<'a> {
             }
             GateUp::Apart(first, up) => self.products(
                 input,
-                &[
-                    (first, Finish::Store, rows(gate)),
-                    (up, Finish::GatedWith(activation, gate), rows(inner)),
-                ],
+                &[(first, Finish::Store, rows(gate)), (up, Finish::GatedWith(activation, gate), rows(inner))],
             )?,
         }
         self.joined();
@@ -578,8 +574,7 @@ impl Parts {
             return Err(ModelError::Unsupported { path: gguf.path().to_owned(), what });
         }
         let mut joined: Vec<(Vec<TensorInfo>, usize)> = Vec::new();
-        for (part, rows, at) in
-            [("attn_q", q, 0), ("attn_k", kv, strides.k_at), ("attn_v", kv, strides.v_at)]
+        for (part, rows, at) in [("attn_q", q, 0), ("attn_k", kv, strides.k_at), ("attn_v", kv, strides.v_at)]
         {
             let tensor = tensor(part, [hidden, rows])?;
             match joined.last_mut() {
@@ -607,17 +602,18 @@ impl Parts {
         &self,
         config: &CausalConfig,
         strides: &Strides,
-        context: usize,
+        options: &LoadOptions,
         rows: usize,
         logit_rows: usize,
     ) -> MemoryPlan {
+        let context = options.context;
         let norms = if config.branch_norms { 4 } else { 2 } * strides.hidden
             + if config.head_norms { 2 * round_up(config.head_size, STRIDE_MULTIPLE) } else { 0 };
         let tables = if config.sliding.is_some() { 2 } else { 1 } * context * config.rotated * 4;
         MemoryPlan {
             weights: self.blueprints.iter().map(Blueprint::bytes).sum::<usize>()
                 + (norms * config.layers + strides.hidden) * 4,
-            kv_cache: config.layers * Cache::bytes(config.kv_heads, config.head_size, context),
+            kv_cache: config.layers * Cache::bytes(options.cache, config.kv_heads, config.head_size, context),
             scratch: Scratch::bytes(strides, rows, logit_rows).iter().sum::<usize>() + tables + 64,
         }
     }
@@ -642,12 +638,7 @@ impl Scratch {
         .map(|values| values * 4)
     }
 
-    fn new(
-        device: &Device,
-        strides: &Strides,
-        rows: usize,
-        logit_rows: usize,
-    ) -> Result<Self, ModelError> {
+    fn new(device: &Device, strides: &Strides, rows: usize, logit_rows: usize) -> Result<Self, ModelError> {
         let mut sizes = Self::bytes(strides, rows, logit_rows).into_iter();
         let mut zeros = || -> Result<Buffer, ModelError> {
             let buffer = device.alloc(Purpose::Scratch, sizes.next().unwrap_or(4))?;
@@ -673,7 +664,7 @@ struct Loader<'a> {
     device: &'a Device,
     gguf: &'a Gguf,
     config: &'a CausalConfig,
-    context: usize,
+    options: &'a LoadOptions,
 }
 
 impl Loader<'_> {
@@ -704,7 +695,13 @@ impl Loader<'_> {
             window: config.layer(index).0,
             scale: config.attention_scale,
             angles: angles.clone(),
-            cache: Cache::new(self.device, config.kv_heads, config.head_size, self.context)?,
+            cache: Cache::new(
+                self.device,
+                self.options.cache,
+                config.kv_heads,
+                config.head_size,
+                self.options.context,
+            )?,
         })
     }
 
@@ -742,7 +739,7 @@ impl Loader<'_> {
                 1.0 / rope.base.powf(exponent) / (divisor * rope.linear_factor)
             })
             .collect();
-        let table: Vec<f32> = (0..self.context)
+        let table: Vec<f32> = (0..self.options.context)
             .flat_map(|position| {
                 frequencies.iter().flat_map(move |frequency| {
                     let angle = f64::from(position as f32 * frequency);

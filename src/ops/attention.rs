@@ -1,6 +1,10 @@
 //! Rotary embedding, the key-value cache of a layer, and attention over it.
 
+use std::fmt;
+use std::str::FromStr;
+
 use half::f16;
+use serde::{Deserialize, Serialize};
 
 use super::kernels::{Kernels, OpsError};
 use super::round_up;
@@ -16,9 +20,52 @@ pub const ROTATE_START: usize = 11;
 /// Index of the argument of [`Kernels::attention`] that holds the position of the first row.
 pub const ATTENTION_START: usize = 7;
 
-/// Keys and values of one layer, f16.
+/// Number type of a key-value cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheKind {
+    /// Half the memory; keys and values are rounded to 11 bits.
+    #[default]
+    F16,
+    /// Nothing is rounded.
+    F32,
+}
+
+impl CacheKind {
+    fn bytes(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for CacheKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F16 => "f16",
+            Self::F32 => "f32",
+        })
+    }
+}
+
+impl FromStr for CacheKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "f16" => Ok(Self::F16),
+            "f32" => Ok(Self::F32),
+            other => Err(format!("'{other}' is no type of key-value cache: f16 or f32")),
+        }
+    }
+}
+
+/// Keys and values of one layer.
 #[derive(Debug, Clone)]
 pub struct Cache {
+    /// Type of its numbers.
+    pub kind: CacheKind,
     /// `[kv head][position / 16][head size][16]`.
     pub keys: Buffer,
     /// `[kv head][position][head size]`.
@@ -38,23 +85,24 @@ impl Cache {
     /// [`DeviceError`] when it does not fit.
     pub fn new(
         device: &Device,
+        kind: CacheKind,
         heads: usize,
         head_size: usize,
         positions: usize,
     ) -> Result<Self, DeviceError> {
         let capacity = round_up(positions, TILE);
-        let bytes = Self::bytes(heads, head_size, positions) / 2;
+        let bytes = Self::bytes(kind, heads, head_size, positions) / 2;
         let keys = device.alloc(Purpose::KvCache, bytes)?;
         let values = device.alloc(Purpose::KvCache, bytes)?;
         // Positions not written yet are multiplied by a weight of zero; they must be numbers.
         device.fill(&keys, 0)?;
         device.fill(&values, 0)?;
-        Ok(Self { keys, values, capacity, heads, head_size })
+        Ok(Self { kind, keys, values, capacity, heads, head_size })
     }
 
     /// Bytes of a cache of that size.
-    pub fn bytes(heads: usize, head_size: usize, positions: usize) -> usize {
-        2 * 2 * heads * head_size * round_up(positions, TILE)
+    pub fn bytes(kind: CacheKind, heads: usize, head_size: usize, positions: usize) -> usize {
+        2 * kind.bytes() * heads * head_size * round_up(positions, TILE)
     }
 }
 
@@ -133,11 +181,15 @@ impl Kernels {
             .max(rotation.k_at + cache.heads * head)
             .max(rotation.v_at + cache.heads * head);
         shape(OP, rotation.stride >= width && rotation.qkv.size() >= rows * rotation.stride * 4, || {
-            format!("{rows} rows of {width} values in {} bytes, stride {}", rotation.qkv.size(), rotation.stride)
+            format!(
+                "{rows} rows of {width} values in {} bytes, stride {}",
+                rotation.qkv.size(),
+                rotation.stride
+            )
         })?;
         let (q_norm, k_norm) = rotation.norms.unwrap_or((self.unused(), self.unused()));
         Ok(Launch::with_args(
-            &self.attention_kernel(device, head, OP)?,
+            &self.attention_kernel(device, head, cache.kind, OP)?,
             &[
                 Arg::Buffer(rotation.qkv),
                 Arg::Buffer(rotation.angles),
@@ -193,7 +245,7 @@ impl Kernels {
         )?;
         let window = attention.window.unwrap_or(cache.capacity).min(cache.capacity);
         Ok(Launch::with_args(
-            &self.attention_kernel(device, cache.head_size, OP)?,
+            &self.attention_kernel(device, cache.head_size, cache.kind, OP)?,
             &[
                 Arg::Buffer(attention.q),
                 Arg::Buffer(&cache.keys),
@@ -215,8 +267,9 @@ impl Kernels {
 }
 
 /// CPU reference: one query head at `position` over keys and values `[position][head size]` of its cache head, which
-/// are rounded to f16 as the cache does.
+/// are rounded as the cache does.
 pub fn attention_reference(
+    kind: CacheKind,
     q: &[f32],
     keys: &[Vec<f32>],
     values: &[Vec<f32>],
@@ -224,7 +277,12 @@ pub fn attention_reference(
     window: usize,
     scale: f32,
 ) -> Vec<f64> {
-    let rounded = |v: f32| f64::from(f16::from_f32(v).to_f32());
+    let rounded = |v: f32| {
+        f64::from(match kind {
+            CacheKind::F16 => f16::from_f32(v).to_f32(),
+            CacheKind::F32 => v,
+        })
+    };
     let seen = (position + 1).saturating_sub(window)..=position;
     let scores: Vec<f64> = seen
         .clone()

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use thiserror::Error;
 
-use super::Format;
+use super::{CacheKind, Format};
 use crate::device::{Device, DeviceError, Kernel, Program};
 
 const COMMON: &str = include_str!("../../cl/include/common.h");
@@ -94,7 +94,9 @@ impl Kernels {
         self.kernel(device, ("matmul", number), name, || {
             (
                 format!("matmul.cl ({})", format.name()),
-                format!("#define FORMAT {number}\n#define ROWS {rows}\n{COMMON}{WEIGHTS}{PREPARE}{FINISH}{MATMUL}"),
+                format!(
+                    "#define FORMAT {number}\n#define ROWS {rows}\n{COMMON}{WEIGHTS}{PREPARE}{FINISH}{MATMUL}"
+                ),
             )
         })
     }
@@ -107,12 +109,17 @@ impl Kernels {
         &self,
         device: &Device,
         head_size: usize,
+        kind: CacheKind,
         name: &str,
     ) -> Result<Kernel, OpsError> {
-        self.kernel(device, ("attention", head_size), name, || {
+        let (part, define) = match kind {
+            CacheKind::F16 => ("attention", ""),
+            CacheKind::F32 => ("attention f32", "#define CACHE_F32\n"),
+        };
+        self.kernel(device, (part, head_size), name, || {
             (
-                format!("attention.cl (head size {head_size})"),
-                format!("#define HEAD {head_size}\n{COMMON}{ATTENTION}"),
+                format!("attention.cl (head size {head_size}, cache {kind})"),
+                format!("#define HEAD {head_size}\n{define}{COMMON}{ATTENTION}"),
             )
         })
     }

@@ -1,6 +1,8 @@
 //! Every kernel once on a small input against its CPU reference, before a model relies on it.
 
-use super::attention::{ATTENTION_START, Attention, Cache, ROTATE_START, Rotation, attention_reference};
+use super::attention::{
+    ATTENTION_START, Attention, Cache, CacheKind, ROTATE_START, Rotation, attention_reference,
+};
 use super::kernels::{Kernels, OpsError};
 use super::matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
 use super::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, Scales, TILE};
@@ -48,7 +50,7 @@ fn poisoned(device: &Device, values: usize) -> Result<Buffer, OpsError> {
     Ok(buffer)
 }
 
-/// Runs the kernels for these weight formats and this head size.
+/// Runs the kernels for these weight formats, this head size and this kind of cache.
 ///
 /// # Errors
 /// [`OpsError::SelfTest`] with the kernel, the device and the first wrong number; or what the device says.
@@ -57,11 +59,12 @@ pub fn self_test(
     kernels: &Kernels,
     formats: &[Format],
     head_size: usize,
+    cache: CacheKind,
 ) -> Result<(), OpsError> {
     for &format in formats {
         products(device, kernels, format)?;
     }
-    attention(device, kernels, head_size)
+    attention(device, kernels, head_size, cache)
 }
 
 fn compare(
@@ -207,9 +210,9 @@ fn products(device: &Device, kernels: &Kernels, format: Format) -> Result<(), Op
             );
             compare(device, "pack_rows", &sums_kept[row * stride..][..columns], &sum, 1e-5)?;
             let product = |output: usize| -> f64 {
-                weights.get(output * columns..(output + 1) * columns).map_or(0.0, |weights| {
-                    weights.iter().zip(&prepared).map(|(w, v)| w * v).sum::<f64>()
-                })
+                weights
+                    .get(output * columns..(output + 1) * columns)
+                    .map_or(0.0, |weights| weights.iter().zip(&prepared).map(|(w, v)| w * v).sum::<f64>())
             };
             let expected: Vec<f64> = (0..width)
                 .map(|i| {
@@ -239,13 +242,16 @@ fn products(device: &Device, kernels: &Kernels, format: Format) -> Result<(), Op
             let output = Output { rows: &one, at: 0, stride: out_stride };
             device.enqueue(&kernels.matvec(device, &matrix, &input, one_finish, &output)?)?;
             let one = download(device, &one)?;
-            let differs =
-                (0..width).find(|&i| one[i].to_bits() != many[row * out_stride + i].to_bits());
+            let differs = (0..width).find(|&i| one[i].to_bits() != many[row * out_stride + i].to_bits());
             if let Some(i) = differs {
                 return Err(OpsError::SelfTest {
                     kernel: format!("matvec {} {finish:?}", format.name()),
                     device: device.info().name.clone(),
-                    what: format!("value {i} is {}, many rows at once give {}", one[i], many[row * out_stride + i]),
+                    what: format!(
+                        "value {i} is {}, many rows at once give {}",
+                        one[i],
+                        many[row * out_stride + i]
+                    ),
                 });
             }
         }
@@ -257,7 +263,7 @@ fn row(values: &[f32], row: usize, stride: usize) -> Vec<f32> {
     values[row * stride..(row + 1) * stride].to_vec()
 }
 
-fn attention(device: &Device, kernels: &Kernels, head_size: usize) -> Result<(), OpsError> {
+fn attention(device: &Device, kernels: &Kernels, head_size: usize, kind: CacheKind) -> Result<(), OpsError> {
     const ROWS: usize = 70; // crosses a tile of the running softmax, ends inside a row block
     const Q_HEADS: usize = 2;
     const WINDOW: usize = 37;
@@ -271,7 +277,7 @@ fn attention(device: &Device, kernels: &Kernels, head_size: usize) -> Result<(),
     let angles = upload(device, &angles)?;
     let scale = 1.0 / (head_size as f32).sqrt();
     let run = |widths: &[usize]| -> Result<Vec<f32>, OpsError> {
-        let cache = Cache::new(device, 1, head_size, ROWS)?;
+        let cache = Cache::new(device, kind, 1, head_size, ROWS)?;
         let mut results = Vec::new();
         let mut start = 0;
         for &rows in widths {
@@ -320,7 +326,7 @@ fn attention(device: &Device, kernels: &Kernels, head_size: usize) -> Result<(),
     for row in [0, WINDOW - 1, WINDOW, ROWS - 1] {
         for q_head in 0..Q_HEADS {
             let q = &qkv[row * stride + q_head * head_size..][..head_size];
-            let expected = attention_reference(q, &keys, &values, row, WINDOW, scale);
+            let expected = attention_reference(kind, q, &keys, &values, row, WINDOW, scale);
             let found = &together[(row * Q_HEADS + q_head) * head_size..][..head_size];
             compare(device, "attention", found, &expected, 1e-5)?;
         }

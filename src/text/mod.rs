@@ -1,1 +1,24 @@
-//! The `text` room.
+//! Strings to tokens and back: tokenizers, chat templates, and the assembly of replies.
+//!
+//! [`Tokenizer`] is built from a plain [`Vocabulary`] that the caller fills from its checkpoint.
+//! [`ChatTemplate`] renders messages to a [`Rendered`] prompt in which only text of the template itself can become
+//! a special token. [`Assembler`] turns the pieces of generated tokens into text that is safe to send.
+
+mod assemble;
+mod bpe;
+mod error;
+mod merge;
+mod pretokenize;
+mod python;
+mod spm;
+mod template;
+#[cfg(test)]
+mod testing;
+mod tokenizer;
+mod vocabulary;
+
+pub use assemble::Assembler;
+pub use error::TextError;
+pub use template::{ChatInput, ChatTemplate, Rendered};
+pub use tokenizer::{Specials, Tokenizer};
+pub use vocabulary::{Strings, TokenKind, Vocabulary};

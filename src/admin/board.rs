@@ -1,0 +1,215 @@
+//! What operators look at and act on: the engine, and what the loading code pins up about device and model.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use axectl::protocol::{
+    Counters, Device, Drain, Gpu, Job, JobState, Memory, Model, Profile, Queue, State, Status,
+};
+
+use crate::{
+    device::telemetry::Sampler,
+    engine::{self, EngineHandle, Phase},
+};
+
+/// The daemon as its operators see it. All methods answer from what is at hand; none waits for the device.
+pub struct Board {
+    engine: EngineHandle,
+    config: serde_json::Value,
+    facts: Mutex<Facts>,
+    sampler: Mutex<Sampler>,
+}
+
+/// What is known once it is known.
+#[derive(Default)]
+struct Facts {
+    listen: Option<String>,
+    device: Option<Device>,
+    model: Option<Model>,
+    profile: Profile,
+    warnings: Vec<String>,
+}
+
+impl Board {
+    /// The board of `engine`, with the configuration in force as it may be shown (secrets hidden), and a sampler
+    /// that need not know the card yet.
+    pub fn new(engine: EngineHandle, config: serde_json::Value, sampler: Sampler) -> Self {
+        Self { engine, config, facts: Mutex::default(), sampler: Mutex::new(sampler) }
+    }
+
+    /// Pins up where the public HTTP interface listens, e.g. `http://127.0.0.1:8080`.
+    pub fn pin_address(&self, listen: impl Into<String>) {
+        self.facts().listen = Some(listen.into());
+    }
+
+    /// Pins up the device in use, and warns, here and in the log, of what is known to go wrong with it.
+    pub fn pin_device(&self, device: Device) {
+        let warnings = {
+            let mut sampler = lock(&self.sampler);
+            if let Some(pci) = &device.pci {
+                sampler.look_at(pci, Some(device.memory_bytes));
+            }
+            sampler.sample().warnings
+        };
+        self.facts().device = Some(device);
+        for warning in warnings {
+            self.warn(warning);
+        }
+    }
+
+    /// Pins up the model that is loaded.
+    pub fn pin_model(&self, model: Model) {
+        self.facts().model = Some(model);
+    }
+
+    /// Pins up the kernels' times, which only the engine's thread can read.
+    pub fn pin_profile(&self, mut profile: Profile) {
+        profile.kernels.sort_by_key(|kernel| std::cmp::Reverse(kernel.total_ns));
+        self.facts().profile = profile;
+    }
+
+    /// Warns the operator: in the log now, and in the status for as long as the daemon runs.
+    pub fn warn(&self, warning: impl Into<String>) {
+        let warning = warning.into();
+        tracing::warn!("{warning}");
+        let warnings = &mut self.facts().warnings;
+        if !warnings.contains(&warning) {
+            warnings.push(warning);
+        }
+    }
+
+    /// The configuration in force.
+    pub(super) fn config(&self) -> serde_json::Value {
+        self.config.clone()
+    }
+
+    /// Time per kernel.
+    pub(super) fn profile(&self) -> Profile {
+        self.facts().profile.clone()
+    }
+
+    /// The daemon as a whole.
+    pub(super) fn status(&self) -> Status {
+        let now = self.engine.status();
+        let facts = self.facts();
+        let (state, reason) = state(&now.state);
+        let counters = &now.counters;
+        Status {
+            state,
+            reason,
+            version: super::version(),
+            pid: std::process::id(),
+            uptime_s: now.uptime_s,
+            listen: facts.listen.clone(),
+            device: facts.device.clone(),
+            model: facts.model.clone(),
+            memory: memory(&now),
+            running: running(&now),
+            waiting: now.queue.depth,
+            capacity: now.queue.capacity,
+            counters: Counters {
+                finished: counters.requests.stop + counters.requests.length,
+                cancelled: counters.requests.cancelled,
+                failed: counters.requests.error,
+                rejected: counters.requests.rejected,
+                prompt_tokens: counters.prompt_tokens,
+                cached_tokens: counters.cached_tokens,
+                completion_tokens: counters.completion_tokens,
+                prefill_s: counters.prefill_s,
+                decode_s: counters.decode_s,
+            },
+            warnings: facts.warnings.clone(),
+        }
+    }
+
+    /// The jobs at hand.
+    pub(super) fn queue(&self) -> Queue {
+        let now = self.engine.status();
+        let waiting = now.queue.jobs.iter().map(|job| Job {
+            id: job.id.clone(),
+            state: JobState::Waiting,
+            prompt_tokens: job.prompt_tokens,
+            prefilled_tokens: 0,
+            completion_tokens: 0,
+            elapsed_s: job.waited_s,
+        });
+        Queue {
+            running: running(&now),
+            waiting: waiting.collect(),
+            capacity: now.queue.capacity,
+            draining: matches!(now.state, engine::State::Draining | engine::State::Stopped),
+        }
+    }
+
+    /// What the kernel shows, with what the engine knows of the device. Reads files, so it may take a while.
+    pub(super) fn gpu(&self) -> Gpu {
+        let mut gpu = lock(&self.sampler).sample();
+        if let Some(device) = self.facts().device.clone() {
+            gpu.name = Some(device.name);
+            gpu.opencl_driver = Some(device.driver);
+        }
+        gpu.memory = memory(&self.engine.status());
+        gpu
+    }
+
+    /// Cancels the job `id`; says what it was doing, `None` when there is no such job.
+    pub(super) fn cancel(&self, id: &str) -> Option<JobState> {
+        let queue = self.queue();
+        // Between this look and the next call a waiting job may start, which changes the word and nothing else.
+        let was = queue.running.iter().chain(&queue.waiting).find(|job| job.id == id)?.state;
+        self.engine.cancel(id).then_some(was)
+    }
+
+    /// Has the engine take no job from now on and end when those at hand are done.
+    pub(super) fn drain(&self) -> Drain {
+        self.engine.drain();
+        let now = self.engine.status();
+        Drain { running: usize::from(now.running.is_some()), waiting: now.queue.depth }
+    }
+
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        lock(&self.facts)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn state(state: &engine::State) -> (State, Option<String>) {
+    match state {
+        engine::State::Loading { progress, what } => {
+            (State::Loading, Some(format!("{what}, {:.0} %", progress * 100.0)))
+        }
+        engine::State::Ready => (State::Ready, None),
+        engine::State::Draining => (State::Draining, None),
+        engine::State::Stopped => (State::Stopped, None),
+        engine::State::Failed { error } => (State::Failed, Some(error.clone())),
+    }
+}
+
+fn running(now: &engine::Status) -> Option<Job> {
+    now.running.as_ref().map(|job| Job {
+        id: job.id.clone(),
+        state: match job.phase {
+            Phase::Prefill => JobState::Prefill,
+            Phase::Generate => JobState::Generating,
+        },
+        prompt_tokens: job.prompt_tokens,
+        prefilled_tokens: job.prefilled,
+        completion_tokens: job.committed,
+        elapsed_s: job.elapsed_s,
+    })
+}
+
+/// `None` until something is allocated.
+fn memory(now: &engine::Status) -> Option<Memory> {
+    let memory = now.memory;
+    let total = memory.weights + memory.kv_cache + memory.scratch;
+    (total > 0).then_some(Memory {
+        weights_bytes: memory.weights,
+        kv_cache_bytes: memory.kv_cache,
+        scratch_bytes: memory.scratch,
+        total_bytes: total,
+        budget_bytes: memory.budget,
+    })
+}

@@ -1,0 +1,30 @@
+//! `axed detokenize`
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use axe::checkpoint::gguf::Gguf;
+use axe::text::Tokenizer;
+use clap::Args;
+
+/// Print the text of token ids.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The checkpoint (GGUF).
+    #[arg(short, long, value_name = "FILE", env = "AXE_MODEL")]
+    pub model: PathBuf,
+    /// Token ids, separated by commas.
+    #[arg(value_name = "IDS", value_delimiter = ',', required = true)]
+    pub ids: Vec<u32>,
+}
+
+/// Prints the text; special tokens print nothing.
+pub fn run(options: &Options) -> Result<()> {
+    let tokenizer = Tokenizer::new(axe::model::vocabulary(&Gguf::open(&options.model)?)?)?;
+    let size = tokenizer.vocab_size();
+    for id in &options.ids {
+        ensure!((*id as usize) < size, "token id {id} is outside the vocabulary of {size} tokens");
+    }
+    println!("{}", tokenizer.decode(&options.ids));
+    Ok(())
+}

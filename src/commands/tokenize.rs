@@ -1,0 +1,47 @@
+//! `axed tokenize`
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use axe::checkpoint::gguf::Gguf;
+use axe::text::{Specials, Tokenizer};
+use clap::Args;
+
+/// Print the token ids of a text.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The checkpoint (GGUF).
+    #[arg(short, long, value_name = "FILE", env = "AXE_MODEL")]
+    pub model: PathBuf,
+    /// File with the text; `-` is standard input.
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    pub text: PathBuf,
+    /// Read names of special tokens in the text as those tokens.
+    #[arg(long)]
+    pub special: bool,
+    /// Put the begin-of-text token first if the model wants one.
+    #[arg(long)]
+    pub bos: bool,
+    /// Print each token's text beside its id.
+    #[arg(long)]
+    pub pieces: bool,
+}
+
+/// Prints ids separated by commas, as `axed logits --ids` and `axed detokenize` take them.
+pub fn run(options: &Options) -> Result<()> {
+    let tokenizer = Tokenizer::new(axe::model::vocabulary(&Gguf::open(&options.model)?)?)?;
+    let text = super::read_text(&options.text)?;
+    let specials = if options.special { Specials::Parse } else { Specials::Text };
+    let mut ids = tokenizer.encode(&text, specials);
+    if options.bos {
+        ids = tokenizer.with_bos(ids);
+    }
+    if options.pieces {
+        for id in ids {
+            println!("{id}\t{}", tokenizer.text(id).escape_ascii());
+        }
+    } else {
+        println!("{}", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
+    }
+    Ok(())
+}

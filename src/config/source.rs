@@ -1,0 +1,310 @@
+//! Where settings come from, and how a wrong one is reported.
+//!
+//! A setting has one dotted key, e.g. `server.port`. Its value is the flag if there is one, else the environment
+//! variable, else the file's entry, else the default.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::ConfigError;
+
+/// Where a value was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// The configuration file.
+    File(PathBuf),
+    /// An environment variable.
+    Env(String),
+    /// A command line flag, with its dashes.
+    Flag(&'static str),
+    /// Nowhere: the built-in default.
+    Default,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Env(name) => write!(f, "environment variable {name}"),
+            Self::Flag(name) => write!(f, "flag {name}"),
+            Self::Default => f.write_str("built-in defaults"),
+        }
+    }
+}
+
+/// A type a setting can have.
+pub(super) trait Setting: Sized {
+    /// What a person should have written, e.g. `a string`.
+    const EXPECTED: &'static str;
+    /// Reads the TOML form.
+    fn from_toml(value: &toml::Value) -> Option<Self>;
+    /// Reads the form used in environment variables and flags.
+    fn from_text(text: &str) -> Option<Self>;
+}
+
+impl Setting for String {
+    const EXPECTED: &'static str = "a string";
+    fn from_toml(value: &toml::Value) -> Option<Self> {
+        value.as_str().map(str::to_owned)
+    }
+    fn from_text(text: &str) -> Option<Self> {
+        Some(text.to_owned())
+    }
+}
+
+impl Setting for bool {
+    const EXPECTED: &'static str = "true or false";
+    fn from_toml(value: &toml::Value) -> Option<Self> {
+        value.as_bool()
+    }
+    fn from_text(text: &str) -> Option<Self> {
+        match text {
+            "true" | "1" => Some(true),
+            "false" | "0" => Some(false),
+            _ => None,
+        }
+    }
+}
+
+impl Setting for u64 {
+    const EXPECTED: &'static str = "an integer, 0 or more";
+    fn from_toml(value: &toml::Value) -> Option<Self> {
+        value.as_integer().and_then(|n| u64::try_from(n).ok())
+    }
+    fn from_text(text: &str) -> Option<Self> {
+        text.trim().parse().ok()
+    }
+}
+
+impl Setting for f64 {
+    const EXPECTED: &'static str = "a finite number";
+    fn from_toml(value: &toml::Value) -> Option<Self> {
+        let number = value.as_float().or_else(|| value.as_integer().map(|n| n as f64))?;
+        number.is_finite().then_some(number)
+    }
+    fn from_text(text: &str) -> Option<Self> {
+        text.trim().parse::<f64>().ok().filter(|n| n.is_finite())
+    }
+}
+
+/// The longest time a setting may name; beyond it timer arithmetic could overflow.
+const LONGEST_S: f64 = 365.0 * 86_400.0;
+
+impl Setting for Duration {
+    const EXPECTED: &'static str = "a number of seconds, 0 up to a year";
+    fn from_toml(value: &toml::Value) -> Option<Self> {
+        f64::from_toml(value).filter(|s| (0.0..=LONGEST_S).contains(s)).map(Self::from_secs_f64)
+    }
+    fn from_text(text: &str) -> Option<Self> {
+        f64::from_text(text).filter(|s| (0.0..=LONGEST_S).contains(s)).map(Self::from_secs_f64)
+    }
+}
+
+impl Setting for Vec<String> {
+    const EXPECTED: &'static str = "a list of strings (in the environment: separated by commas)";
+    fn from_toml(value: &toml::Value) -> Option<Self> {
+        value.as_array()?.iter().map(String::from_toml).collect()
+    }
+    fn from_text(text: &str) -> Option<Self> {
+        Some(text.split(',').map(str::trim).filter(|s| !s.is_empty()).map(str::to_owned).collect())
+    }
+}
+
+/// A value and the place that named it.
+#[derive(Debug, Clone)]
+enum Found {
+    Toml(toml::Value),
+    Text(String),
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Toml(value) => write!(f, "{} {}", value.type_str(), value),
+            Self::Text(text) => write!(f, "\"{text}\""),
+        }
+    }
+}
+
+/// A command line flag that stands for a setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Override {
+    /// The flag as typed, e.g. `--port`.
+    pub flag: &'static str,
+    /// The setting's dotted key.
+    pub key: &'static str,
+    /// The value given.
+    pub value: String,
+}
+
+/// Everything that was written, waiting to be read key by key.
+pub(super) struct Sources {
+    file: Option<PathBuf>,
+    entries: BTreeMap<String, toml::Value>,
+    env: BTreeMap<String, String>,
+    flags: Vec<Override>,
+    known: Vec<&'static str>,
+}
+
+/// Short names for the settings people change most; the full name `AXE_<SECTION>_<KEY>` works for every setting.
+const SHORT_ENV: [(&str, &str); 5] = [
+    ("model.path", "AXE_MODEL"),
+    ("model.served_name", "AXE_SERVED_NAME"),
+    ("server.host", "AXE_HOST"),
+    ("server.port", "AXE_PORT"),
+    ("server.api_key", "AXE_API_KEY"),
+];
+
+impl Sources {
+    /// Reads the file, if any, and takes over what the environment and the command line say.
+    pub(super) fn read(
+        file: Option<&Path>,
+        env: BTreeMap<String, String>,
+        flags: Vec<Override>,
+    ) -> Result<Self, ConfigError> {
+        let mut entries = BTreeMap::new();
+        if let Some(path) = file {
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+            let table: toml::Table = text.parse().map_err(|error: toml::de::Error| ConfigError::Syntax {
+                path: path.to_owned(),
+                message: error.to_string(),
+            })?;
+            for (section, value) in table {
+                match value {
+                    toml::Value::Table(keys) => {
+                        entries.extend(keys.into_iter().map(|(k, v)| (format!("{section}.{k}"), v)));
+                    }
+                    other => drop(entries.insert(section, other)),
+                }
+            }
+        }
+        Ok(Self { file: file.map(Path::to_owned), entries, env, flags, known: Vec::new() })
+    }
+
+    fn find(&mut self, key: &'static str) -> Option<(Origin, Found)> {
+        self.known.push(key);
+        if let Some(flag) = self.flags.iter().find(|o| o.key == key) {
+            return Some((Origin::Flag(flag.flag), Found::Text(flag.value.clone())));
+        }
+        let short = SHORT_ENV.iter().find(|(k, _)| *k == key).map(|(_, name)| (*name).to_owned());
+        let full = format!("AXE_{}", key.replace('.', "_").to_uppercase());
+        for name in short.into_iter().chain([full]) {
+            // An empty variable means unset, as scripts pass on variables they did not get themselves.
+            if let Some(text) = self.env.get(&name).filter(|text| !text.is_empty()) {
+                return Some((Origin::Env(name), Found::Text(text.clone())));
+            }
+        }
+        let value = self.entries.get(key)?.clone();
+        Some((self.file_origin(), Found::Toml(value)))
+    }
+
+    fn file_origin(&self) -> Origin {
+        self.file.clone().map_or(Origin::Default, Origin::File)
+    }
+
+    /// The value of `key` if anyone wrote it and `ok` holds for it; `expected` describes what `ok` wants.
+    pub(super) fn optional<T: Setting>(
+        &mut self,
+        key: &'static str,
+        expected: &str,
+        ok: impl FnOnce(&T) -> bool,
+    ) -> Result<Option<(T, Origin)>, ConfigError> {
+        let Some((origin, found)) = self.find(key) else { return Ok(None) };
+        let value = match &found {
+            Found::Toml(value) => T::from_toml(value),
+            Found::Text(text) => T::from_text(text),
+        };
+        match value.filter(ok) {
+            Some(value) => Ok(Some((value, origin))),
+            None => Err(ConfigError::Invalid {
+                origin,
+                key: key.to_owned(),
+                // Error messages end up in logs, where a mistyped secret must not.
+                found: if key == "server.api_key" { "something else".to_owned() } else { found.to_string() },
+                expected: if expected.is_empty() { T::EXPECTED.to_owned() } else { expected.to_owned() },
+            }),
+        }
+    }
+
+    /// Any value of the type, or the default.
+    pub(super) fn any<T: Setting>(&mut self, key: &'static str, default: T) -> Result<T, ConfigError> {
+        Ok(self.optional(key, "", |_| true)?.map_or(default, |(value, _)| value))
+    }
+
+    /// A value for which `ok` holds, or the default.
+    pub(super) fn checked<T: Setting>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        expected: &str,
+        ok: impl FnOnce(&T) -> bool,
+    ) -> Result<T, ConfigError> {
+        Ok(self.optional(key, expected, ok)?.map_or(default, |(value, _)| value))
+    }
+
+    /// An integer from `low` to `high`, or the default.
+    pub(super) fn integer(
+        &mut self,
+        key: &'static str,
+        default: u64,
+        low: u64,
+        high: u64,
+    ) -> Result<u64, ConfigError> {
+        self.checked(key, default, &format!("an integer from {low} to {high}"), |n| (low..=high).contains(n))
+    }
+
+    /// A number from `low` to `high`, or the default.
+    pub(super) fn number(
+        &mut self,
+        key: &'static str,
+        default: f64,
+        low: f64,
+        high: f64,
+    ) -> Result<f64, ConfigError> {
+        self.checked(key, default, &format!("a number from {low} to {high}"), |n| (low..=high).contains(n))
+    }
+
+    /// A path; relative ones in the file count from the file's folder, all others from the working directory. An
+    /// empty string in the file means unset.
+    pub(super) fn path(&mut self, key: &'static str) -> Result<Option<PathBuf>, ConfigError> {
+        let Some((text, origin)) = self.optional::<String>(key, "a path as a string", |_| true)? else {
+            return Ok(None);
+        };
+        if text.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(match origin {
+            Origin::File(file) => file.parent().map_or_else(|| PathBuf::from(&text), |dir| dir.join(&text)),
+            _ => PathBuf::from(text),
+        }))
+    }
+
+    /// A string; an empty one means unset.
+    pub(super) fn text(&mut self, key: &'static str) -> Result<Option<String>, ConfigError> {
+        Ok(self.optional::<String>(key, "", |_| true)?.map(|(text, _)| text).filter(|t| !t.is_empty()))
+    }
+
+    /// Complains about the first entry of the file that nobody asked for.
+    pub(super) fn finish(self) -> Result<(), ConfigError> {
+        let Some((key, value)) = self.entries.iter().find(|(key, _)| !self.known.contains(&key.as_str()))
+        else {
+            return Ok(());
+        };
+        let section = key.split('.').next().unwrap_or_default();
+        let mut expected: Vec<&str> =
+            self.known.iter().copied().filter(|k| k.split('.').next() == Some(section)).collect();
+        if expected.is_empty() {
+            expected = self.known.iter().filter_map(|k| k.split('.').next()).collect();
+        }
+        expected.dedup();
+        Err(ConfigError::UnknownKey {
+            origin: self.file_origin(),
+            key: key.clone(),
+            found: Found::Toml(value.clone()).to_string(),
+            expected: expected.join(", "),
+        })
+    }
+}

@@ -1,0 +1,30 @@
+//! Log lines: to standard error, and into the ring that operators read.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry, fmt};
+
+use crate::admin::{LogControl, LogRing};
+use crate::config::{LogConfig, LogFormat};
+
+/// Starts logging for the whole process; returns the control that changes the level.
+pub(super) fn start(config: &LogConfig, ring: LogRing) -> Result<LogControl, String> {
+    let (filter, control) = LogControl::new(&config.level)?;
+    let lines: Box<dyn Layer<_> + Send + Sync> = match config.format {
+        LogFormat::Text => fmt::layer()
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_target(false)
+            .boxed(),
+        LogFormat::Json => fmt::layer().json().with_writer(std::io::stderr).boxed(),
+    };
+    Registry::default()
+        .with(filter)
+        .with(ring)
+        .with(lines)
+        .try_init()
+        .map_err(|error| format!("logging was started already: {error}"))?;
+    Ok(control)
+}

@@ -1,0 +1,107 @@
+//! The channel from the engine's thread to one listener.
+//!
+//! The engine never waits for a listener, and a slow one costs no more memory than its reply: progress and drafts
+//! replace older ones that were not read, and when many commits wait, new ones join the last.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Notify;
+
+use super::Event;
+use super::handle::Shared;
+
+/// Unread events from which on commits are joined.
+const CROWDED: usize = 64;
+
+#[derive(Default)]
+struct Unread {
+    events: VecDeque<Event>,
+    complete: bool,
+}
+
+#[derive(Default)]
+struct Mailbox {
+    unread: Mutex<Unread>,
+    arrived: Notify,
+    abandoned: AtomicBool,
+}
+
+/// The engine's end.
+pub(super) struct Sender(Arc<Mailbox>);
+
+impl Sender {
+    /// Hands an event over; never waits.
+    pub(super) fn send(&self, event: Event) {
+        let mut unread = self.0.unread.lock().unwrap_or_else(PoisonError::into_inner);
+        let crowded = unread.events.len() >= CROWDED;
+        // A commit replaces the guesses before it, and so does a newer draft.
+        if matches!(unread.events.back(), Some(Event::Draft { .. }))
+            && matches!(event, Event::Draft { .. } | Event::Commit { .. })
+        {
+            unread.events.pop_back();
+        }
+        match (unread.events.back_mut(), event) {
+            (Some(Event::Commit { tokens, text }), Event::Commit { tokens: more, text: on }) if crowded => {
+                tokens.extend(more);
+                text.push_str(&on);
+            }
+            (Some(last @ Event::Prefill { .. }), event @ Event::Prefill { .. }) => *last = event,
+            (_, event) => unread.events.push_back(event),
+        }
+        drop(unread);
+        self.0.arrived.notify_one();
+    }
+
+    /// Whether nobody listens any more.
+    pub(super) fn abandoned(&self) -> bool {
+        self.0.abandoned.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.0.unread.lock().unwrap_or_else(PoisonError::into_inner).complete = true;
+        self.0.arrived.notify_one();
+    }
+}
+
+/// The listener's end. Dropping it cancels the job.
+pub struct Events {
+    mailbox: Arc<Mailbox>,
+    shared: Arc<Shared>,
+    ticket: u64,
+}
+
+impl Events {
+    /// The next event, in order; `None` after [`Event::Finish`]. Safe to drop while it waits.
+    pub async fn recv(&mut self) -> Option<Event> {
+        loop {
+            {
+                let mut unread = self.mailbox.unread.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(event) = unread.events.pop_front() {
+                    return Some(event);
+                }
+                if unread.complete {
+                    return None;
+                }
+            }
+            // `notify_one` leaves a permit when nobody waits yet, so nothing is missed between the check and here.
+            self.mailbox.arrived.notified().await;
+        }
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.mailbox.abandoned.store(true, Ordering::Release);
+        self.shared.abandon(self.ticket);
+    }
+}
+
+/// A new channel for the job with `ticket`.
+pub(super) fn mailbox(shared: &Arc<Shared>, ticket: u64) -> (Sender, Events) {
+    let mailbox = Arc::new(Mailbox::default());
+    (Sender(Arc::clone(&mailbox)), Events { mailbox, shared: Arc::clone(shared), ticket })
+}

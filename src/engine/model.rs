@@ -1,0 +1,44 @@
+//! What the engine's thread gets when the model is loaded, and what of it everyone may read.
+
+use std::sync::Arc;
+
+use super::handle::Shared;
+use super::status::State;
+use crate::decode::Backend;
+use crate::text::{ChatTemplate, Tokenizer};
+
+/// A loaded model.
+pub struct Loaded {
+    /// The model on its device; stays on the engine's thread.
+    pub backend: Box<dyn Backend>,
+    /// What others may read.
+    pub model: Model,
+}
+
+/// The facts and the text side of the loaded model.
+pub struct Model {
+    /// Name it is served under.
+    pub name: String,
+    /// Identity of the checkpoint, e.g. a short hash.
+    pub identity: String,
+    /// The device in words, e.g. `Intel(R) OpenCL CPU, 2 compute units`.
+    pub device: String,
+    /// Most positions of a request, prompt and output together.
+    pub context_length: usize,
+    /// Text to tokens and back; knows the tokens that end a reply.
+    pub tokenizer: Tokenizer,
+    /// Messages to prompts; base models have none.
+    pub template: Option<ChatTemplate>,
+}
+
+/// Lets the loading code say how far it is.
+pub struct LoadProgress(pub(super) Arc<Shared>);
+
+impl LoadProgress {
+    /// `progress` is from 0 to 1, `what` e.g. `repacking weights`.
+    pub fn report(&self, progress: f64, what: impl Into<String>) {
+        let state = State::Loading { progress: progress.clamp(0.0, 1.0), what: what.into() };
+        // A drain that was asked for while loading stays asked for.
+        self.0.set_state(state, |now| matches!(now, State::Loading { .. }));
+    }
+}

@@ -1,0 +1,240 @@
+//! One job, from the queue to its finish: steps of the backend, and everything that can end a reply.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use super::handle::{Queued, Shared};
+use super::status::Phase;
+use super::thread::chain;
+use super::{Event, FinishReason, Model, Request, Stats, Usage};
+use crate::decode::{Backend, Step};
+use crate::text::{Assembler, Tokenizer};
+
+/// Runs the job and sends its events, [`Event::Finish`] included.
+pub(super) fn run(
+    shared: &Shared,
+    backend: &mut dyn Backend,
+    model: &Model,
+    queued: &Queued,
+    cancel: &AtomicBool,
+) {
+    let mut clock = Clock::start(queued.accepted);
+    let mut reply = Reply::new(model, &queued.request);
+    let mut cached_tokens = 0;
+    let interrupted = || {
+        if queued.sender.abandoned() || cancel.load(Ordering::Acquire) || shared.halted() {
+            Some(FinishReason::Cancelled)
+        } else if queued.request.stop.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            Some(FinishReason::Length)
+        } else {
+            None
+        }
+    };
+    let reason = match backend.start(&queued.request.prompt, &queued.request.sampling) {
+        Err(error) => FinishReason::Error(chain(&*error)),
+        Ok(mut generation) => loop {
+            if let Some(reason) = interrupted() {
+                break reason;
+            }
+            let step = match generation.step() {
+                Ok(step) => step,
+                Err(error) => break FinishReason::Error(chain(&*error)),
+            };
+            cached_tokens = generation.cached_tokens();
+            match step {
+                Step::Prefill { done, total } => {
+                    shared.show(|job| job.prefilled = done);
+                    if done >= total {
+                        clock.prefilled();
+                    }
+                    queued.sender.send(Event::Prefill { done, total });
+                }
+                Step::Draft { tokens, entropy } => {
+                    clock.passed();
+                    shared.show(|job| job.phase = Phase::Generate);
+                    queued.sender.send(Event::Draft { tokens, entropy });
+                }
+                Step::Commit(tokens) => {
+                    clock.passed();
+                    let before = reply.completion_tokens;
+                    let (text, ended) = reply.take(&tokens);
+                    let kept = reply.completion_tokens - before;
+                    clock.committed(kept);
+                    shared.show(|job| {
+                        job.phase = Phase::Generate;
+                        job.prefilled = job.prompt_tokens;
+                        job.committed = reply.completion_tokens;
+                    });
+                    let tokens = tokens.into_iter().take(kept).collect();
+                    queued.sender.send(Event::Commit { tokens, text });
+                    if let Some(reason) = ended {
+                        break reason;
+                    }
+                }
+            }
+        },
+    };
+    let usage = Usage {
+        prompt_tokens: queued.request.prompt.len(),
+        completion_tokens: reply.completion_tokens,
+        cached_tokens,
+    };
+    // A reply that was cut from outside still gets what was held back for a stop string; a stopped or full one has it.
+    let rest = if matches!(reason, FinishReason::Error(_)) { String::new() } else { reply.flush() };
+    if !rest.is_empty() {
+        queued.sender.send(Event::Commit { tokens: Vec::new(), text: rest });
+    }
+    let (stats, decode_s) = clock.stop(usage.completion_tokens);
+    log(&queued.request.id, &reason, usage, &stats);
+    // The slot is free before the listener knows, so that its next request does not find it taken.
+    shared.finished(&reason, usage, &stats, decode_s);
+    queued.sender.send(Event::Finish { reason, usage, stats });
+}
+
+fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
+    let reason = match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Cancelled => "cancelled",
+        FinishReason::Error(error) => {
+            tracing::error!(id, error, "request failed");
+            "error"
+        }
+    };
+    tracing::info!(
+        id,
+        reason,
+        prompt_tokens = usage.prompt_tokens,
+        cached_tokens = usage.cached_tokens,
+        completion_tokens = usage.completion_tokens,
+        passes = stats.passes,
+        queue_s = stats.queue_s,
+        prefill_s = stats.prefill_s,
+        elapsed_s = stats.elapsed_s,
+        tokens_per_s = stats.tokens_per_s,
+        "request finished"
+    );
+}
+
+/// The reply so far, and the rules that end it.
+struct Reply<'a> {
+    tokenizer: &'a Tokenizer,
+    assembler: Assembler,
+    ignore_eos: bool,
+    /// Most tokens, by the request and by what the prompt left of the context.
+    most: usize,
+    completion_tokens: usize,
+}
+
+impl<'a> Reply<'a> {
+    fn new(model: &'a Model, request: &Request) -> Self {
+        let left = model.context_length.saturating_sub(request.prompt.len());
+        Self {
+            tokenizer: &model.tokenizer,
+            assembler: Assembler::new(&request.stop.strings, false),
+            ignore_eos: request.stop.ignore_eos,
+            most: request.stop.max_tokens.min(left),
+            completion_tokens: 0,
+        }
+    }
+
+    /// Takes tokens up to the one that ends the reply, if one does; returns the text they release.
+    fn take(&mut self, tokens: &[u32]) -> (String, Option<FinishReason>) {
+        let mut text = String::new();
+        for token in tokens {
+            self.completion_tokens += 1;
+            if !self.ignore_eos && self.tokenizer.eos_ids().contains(token) {
+                // What was held back because it could have become a stop string is part of the reply.
+                self.assembler.flush(&mut text);
+                return (text, Some(FinishReason::Stop));
+            }
+            if self.assembler.push(self.tokenizer.piece(*token), &mut text).is_some() {
+                return (text, Some(FinishReason::Stop));
+            }
+            if self.completion_tokens >= self.most {
+                self.assembler.flush(&mut text);
+                return (text, Some(FinishReason::Length));
+            }
+        }
+        (text, None)
+    }
+
+    /// Ends the reply from outside: the text that was held back.
+    fn flush(&mut self) -> String {
+        let mut text = String::new();
+        self.assembler.flush(&mut text);
+        text
+    }
+}
+
+/// Times of a job.
+struct Clock {
+    accepted: Instant,
+    started: Instant,
+    prefill_s: Option<f64>,
+    first_s: Option<f64>,
+    passes: usize,
+    first_commit: Option<(Instant, usize)>,
+    last_commit: Instant,
+}
+
+impl Clock {
+    fn start(accepted: Instant) -> Self {
+        let started = Instant::now();
+        Self {
+            accepted,
+            started,
+            prefill_s: None,
+            first_s: None,
+            passes: 0,
+            first_commit: None,
+            last_commit: started,
+        }
+    }
+
+    fn since_start(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    fn prefilled(&mut self) {
+        let now = self.since_start();
+        self.prefill_s.get_or_insert(now);
+    }
+
+    fn passed(&mut self) {
+        let now = self.since_start();
+        self.passes += 1;
+        self.prefill_s.get_or_insert(now);
+        self.first_s.get_or_insert(now);
+    }
+
+    fn committed(&mut self, tokens: usize) {
+        self.last_commit = Instant::now();
+        self.first_commit.get_or_insert((self.last_commit, tokens));
+    }
+
+    /// The stats, and the seconds spent generating.
+    fn stop(self, completion_tokens: usize) -> (Stats, f64) {
+        let ran_s = self.since_start();
+        let prefill_s = self.prefill_s.unwrap_or(ran_s);
+        let tokens_per_s = self.first_commit.map_or(0.0, |(first, tokens)| {
+            let seconds = self.last_commit.duration_since(first).as_secs_f64();
+            let later = completion_tokens.saturating_sub(tokens) as f64;
+            if seconds > 0.0 { later / seconds } else { 0.0 }
+        });
+        let stats = Stats {
+            queue_s: self.started.duration_since(self.accepted).as_secs_f64(),
+            prefill_s,
+            first_token_s: self.first_s.unwrap_or(0.0),
+            elapsed_s: self.accepted.elapsed().as_secs_f64(),
+            passes: self.passes,
+            tokens_per_pass: if self.passes == 0 {
+                0.0
+            } else {
+                completion_tokens as f64 / self.passes as f64
+            },
+            tokens_per_s,
+        };
+        (stats, ran_s - prefill_s)
+    }
+}

@@ -1,0 +1,222 @@
+//! What the engine tells about itself.
+
+use serde::Serialize;
+
+use crate::decode::Memory;
+
+/// Where the engine is in its life.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "name", rename_all = "lowercase")]
+pub enum State {
+    /// The model is on its way to the device.
+    Loading {
+        /// From 0 to 1.
+        progress: f64,
+        /// What is being done, e.g. `repacking weights`.
+        what: String,
+    },
+    /// Takes requests.
+    Ready,
+    /// Finishes what it has and takes nothing new.
+    Draining,
+    /// Has ended in good order.
+    Stopped,
+    /// Cannot work any more.
+    Failed {
+        /// What was tried, on what, and what went wrong.
+        error: String,
+    },
+}
+
+impl State {
+    /// One word for it, e.g. `loading`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Loading { .. } => "loading",
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::Stopped => "stopped",
+            Self::Failed { .. } => "failed",
+        }
+    }
+
+    /// Whether the engine's thread has ended.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        matches!(self, Self::Stopped | Self::Failed { .. })
+    }
+}
+
+/// A snapshot of the engine.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Status {
+    /// Where the engine is in its life.
+    pub state: State,
+    /// Seconds since the engine was started.
+    pub uptime_s: f64,
+    /// Name the model is served under, once loaded.
+    pub model: Option<String>,
+    /// The device in words, once loaded.
+    pub device: Option<String>,
+    /// Most positions of a request, prompt and output together, once loaded.
+    pub context_length: Option<usize>,
+    /// Bytes on the device.
+    pub memory: Memory,
+    /// The jobs that wait.
+    pub queue: QueueStatus,
+    /// The job in the slot.
+    pub running: Option<RunningJob>,
+    /// What has been done since the start.
+    pub counters: Counters,
+}
+
+/// The jobs that wait.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct QueueStatus {
+    /// How many wait.
+    pub depth: usize,
+    /// How many may wait.
+    pub capacity: usize,
+    /// They, next one first.
+    pub jobs: Vec<QueuedJob>,
+}
+
+/// A job that waits.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct QueuedJob {
+    /// The request's identifier.
+    pub id: String,
+    /// Tokens of its prompt.
+    pub prompt_tokens: usize,
+    /// Seconds since it was accepted.
+    pub waited_s: f64,
+}
+
+/// What the slot is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Encoding the prompt.
+    Prefill,
+    /// Making tokens.
+    Generate,
+}
+
+impl Phase {
+    /// One word for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Generate => "generate",
+        }
+    }
+}
+
+/// The job in the slot.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RunningJob {
+    /// The request's identifier.
+    pub id: String,
+    /// What it is doing.
+    pub phase: Phase,
+    /// Tokens of its prompt.
+    pub prompt_tokens: usize,
+    /// Prompt tokens encoded so far, reused ones included.
+    pub prefilled: usize,
+    /// Tokens committed so far.
+    pub committed: usize,
+    /// Seconds since it left the queue.
+    pub elapsed_s: f64,
+}
+
+/// Finished requests by how they ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Outcomes {
+    /// End token or stop string.
+    pub stop: u64,
+    /// Token, context or time limit.
+    pub length: u64,
+    /// The client left or the operator cancelled.
+    pub cancelled: u64,
+    /// Something failed.
+    pub error: u64,
+    /// Never accepted: queue full, not ready, or too long.
+    pub rejected: u64,
+}
+
+/// What has been done since the start.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Counters {
+    /// Requests by outcome.
+    pub requests: Outcomes,
+    /// Prompt tokens of started requests, reused ones included.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub completion_tokens: u64,
+    /// Prompt tokens taken over from the request before.
+    pub cached_tokens: u64,
+    /// Forward passes after prefill.
+    pub passes: u64,
+    /// Seconds spent encoding prompts.
+    pub prefill_s: f64,
+    /// Seconds spent generating.
+    pub decode_s: f64,
+    /// Seconds from acceptance to the first draft or commit.
+    pub first_token_s: Histogram,
+    /// Tokens a second after the first commit.
+    pub tokens_per_s: Histogram,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            requests: Outcomes::default(),
+            prompt_tokens: 0,
+            completion_tokens: 0,
+            cached_tokens: 0,
+            passes: 0,
+            prefill_s: 0.0,
+            decode_s: 0.0,
+            first_token_s: Histogram::new(&[
+                0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+            ]),
+            tokens_per_s: Histogram::new(&[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0]),
+        }
+    }
+}
+
+/// How often a measure fell below each of some bounds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Histogram {
+    /// Upper bounds, rising.
+    pub bounds: &'static [f64],
+    /// Measures at or below each bound (but above the one before); the last entry counts those above all.
+    pub counts: Vec<u64>,
+    /// Sum of all measures.
+    pub sum: f64,
+}
+
+impl Histogram {
+    /// An empty one.
+    #[must_use]
+    pub fn new(bounds: &'static [f64]) -> Self {
+        Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
+    }
+
+    /// Adds a measure.
+    pub fn record(&mut self, value: f64) {
+        let place = self.bounds.partition_point(|bound| *bound < value);
+        if let Some(count) = self.counts.get_mut(place) {
+            *count += 1;
+            self.sum += value;
+        }
+    }
+
+    /// How many measures there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+}

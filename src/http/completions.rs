@@ -1,0 +1,126 @@
+//! `POST /v1/completions`
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::Value;
+
+use super::App;
+use super::body::json_object;
+use super::error::ApiError;
+use super::fields::{Fields, wrong};
+use super::generation::Generation;
+use super::reply::{Dialect, answer};
+use crate::engine::Model;
+use crate::text::Specials;
+
+pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let body = json_object(request, app.server.max_body, app.server.body_timeout).await?;
+    let mut fields = Fields::new(body);
+    check_model(&mut fields, &app)?;
+    let prompt = Prompt::read(fields.take("prompt"))?;
+    fields.refuse("echo", "the prompt is not repeated", |v| *v == Value::Bool(false))?;
+    fields.refuse("suffix", "text after the gap is not supported", |v| v == "")?;
+    fields.refuse("best_of", "only one choice a request is supported", |v| v.as_f64() == Some(1.0))?;
+    let generation = Generation::read(&mut fields, &app)?;
+    log_rest(&fields);
+    let model = model(&app)?;
+    let tokens = match prompt {
+        Prompt::Tokens(ids) => check_ids(ids, model.tokenizer.vocab_size())?,
+        Prompt::Text(text) => {
+            let model = Arc::clone(&model);
+            off_thread(move || {
+                let ids = model.tokenizer.encode(&text, Specials::Parse);
+                Ok(model.tokenizer.with_bos(ids))
+            })
+            .await?
+        }
+    };
+    answer(&app, &model, Dialect::Text, tokens, generation).await
+}
+
+/// 404 when the request is meant for another model. A request that names none means ours.
+pub(super) fn check_model(fields: &mut Fields, app: &App) -> Result<(), ApiError> {
+    match fields.string("model")? {
+        Some(name) if !app.serves(&name) => Err(model_not_found(app, &name)),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn model_not_found(app: &App, name: &str) -> ApiError {
+    let message = format!("the model {name:?} does not exist here; this server has {:?}", app.name);
+    ApiError::refused(StatusCode::NOT_FOUND, message).param("model").code("model_not_found")
+}
+
+/// The loaded model, or why there is none to use.
+pub(super) fn model(app: &App) -> Result<Arc<Model>, ApiError> {
+    app.engine.accepting()?;
+    app.engine.model().ok_or_else(|| ApiError::internal("the engine is ready without a model"))
+}
+
+/// Notes fields that nothing here knows; clients of other servers send many.
+pub(super) fn log_rest(fields: &Fields) {
+    let unknown = fields.rest();
+    if !unknown.is_empty() {
+        tracing::debug!(?unknown, "unknown request fields have no effect");
+    }
+}
+
+/// Runs work that may take long for long texts where it does not hold up other connections.
+pub(super) async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(ApiError::internal(format!("encoding the prompt failed: {error}"))))
+}
+
+const EXPECTED: &str = "a string or a list of token ids";
+
+#[derive(Debug, PartialEq)]
+enum Prompt {
+    Text(String),
+    Tokens(Vec<Value>),
+}
+
+impl Prompt {
+    /// A string or a list of token ids, or a list with one of these.
+    fn read(value: Option<Value>) -> Result<Self, ApiError> {
+        let Some(value) = value else {
+            return Err(ApiError::field("prompt", format!("`prompt` is missing; expected {EXPECTED}")));
+        };
+        match value {
+            Value::Array(list) if list.len() > 1 && list.iter().all(|v| v.is_string() || v.is_array()) => {
+                Err(ApiError::unsupported("prompt", "only one prompt a request is supported"))
+            }
+            Value::Array(mut list) if list.len() == 1 && !list[0].is_number() => Self::one(list.remove(0)),
+            other => Self::one(other),
+        }
+    }
+
+    fn one(value: Value) -> Result<Self, ApiError> {
+        match value {
+            Value::String(text) => Ok(Self::Text(text)),
+            Value::Array(list) if list.iter().all(Value::is_number) => Ok(Self::Tokens(list)),
+            Value::Array(_) => Err(ApiError::field(
+                "prompt",
+                format!("`prompt`: found a list of other things, expected {EXPECTED}"),
+            )),
+            other => Err(wrong("prompt", &other, EXPECTED)),
+        }
+    }
+}
+
+fn check_ids(ids: Vec<Value>, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
+    let check = |(i, value): (usize, Value)| {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        id.filter(|id| (*id as usize) < vocab_size).ok_or_else(|| {
+            let param = format!("prompt[{i}]");
+            let message =
+                format!("`{param}`: found {value}, expected a token id from 0 to {}", vocab_size - 1);
+            ApiError::field(param, message)
+        })
+    };
+    ids.into_iter().enumerate().map(check).collect()
+}

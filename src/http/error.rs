@@ -1,0 +1,151 @@
+//! Refusals and failures in the shape that OpenAI's clients know.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::engine::SubmitError;
+use crate::text::TextError;
+
+/// An answer other than success. Boxed, since it travels through every `Result` of this room.
+#[derive(Debug)]
+pub(super) struct ApiError(Box<Refusal>);
+
+#[derive(Debug)]
+struct Refusal {
+    status: StatusCode,
+    kind: &'static str,
+    message: String,
+    param: Option<String>,
+    code: Option<&'static str>,
+    /// More members of the error object.
+    facts: Vec<(&'static str, Value)>,
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self(Box::new(Refusal {
+            status,
+            kind,
+            message: message.into(),
+            param: None,
+            code: None,
+            facts: Vec::new(),
+            headers: Vec::new(),
+        }))
+    }
+
+    /// The request itself is wrong.
+    pub(super) fn refused(status: StatusCode, message: impl Into<String>) -> Self {
+        Self::new(status, "invalid_request_error", message)
+    }
+
+    /// 400 about one field of the body.
+    pub(super) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let mut error = Self::refused(StatusCode::BAD_REQUEST, message);
+        error.0.param = Some(param.into());
+        error
+    }
+
+    /// 400 for a field that exists in the API but not here.
+    pub(super) fn unsupported(param: impl Into<String>, why: &str) -> Self {
+        let param = param.into();
+        let message = format!("`{param}`: {why}");
+        Self::field(param, message).code("unsupported_parameter")
+    }
+
+    /// 500: it is our fault.
+    pub(super) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// 503: not now.
+    pub(super) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
+    }
+
+    pub(super) fn code(mut self, code: &'static str) -> Self {
+        self.0.code = Some(code);
+        self
+    }
+
+    pub(super) fn param(mut self, param: impl Into<String>) -> Self {
+        self.0.param = Some(param.into());
+        self
+    }
+
+    pub(super) fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.0.headers.push((name, value));
+        self
+    }
+
+    fn retry_after(self, time: Duration) -> Self {
+        self.header(header::RETRY_AFTER, HeaderValue::from(time.as_secs().max(1)))
+    }
+
+    fn fact(mut self, name: &'static str, value: usize) -> Self {
+        self.0.facts.push((name, value.into()));
+        self
+    }
+
+    /// `{"error": {…}}`
+    pub(super) fn to_json(&self) -> Value {
+        let mut error = json!({
+            "message": self.0.message,
+            "type": self.0.kind,
+            "param": self.0.param,
+            "code": self.0.code,
+        });
+        for (name, value) in &self.0.facts {
+            error[*name] = value.clone();
+        }
+        json!({ "error": error })
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.0.status, Json(self.to_json())).into_response();
+        response.headers_mut().extend(self.0.headers);
+        response
+    }
+}
+
+/// How long to wait for a model that loads: loading takes seconds, and asking is cheap.
+const LOADING_RETRY: Duration = Duration::from_secs(1);
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let message = error.to_string();
+        match error {
+            SubmitError::QueueFull { retry_after, .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+                    .code("queue_full")
+                    .retry_after(retry_after)
+            }
+            SubmitError::NotReady { .. } => {
+                Self::unavailable(message).code("model_loading").retry_after(LOADING_RETRY)
+            }
+            SubmitError::Draining => Self::unavailable(message).code("shutting_down"),
+            SubmitError::Failed { .. } => Self::unavailable(message).code("engine_failed"),
+            SubmitError::EmptyPrompt => Self::refused(StatusCode::BAD_REQUEST, message),
+            SubmitError::ContextTooLong { n_prompt_tokens, n_ctx } => {
+                Self::refused(StatusCode::BAD_REQUEST, message)
+                    .code("context_length_exceeded")
+                    .fact("n_prompt_tokens", n_prompt_tokens)
+                    .fact("n_ctx", n_ctx)
+            }
+        }
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
+        // The vocabulary was accepted at load, so what is left concerns the messages and the model's template.
+        Self::field("messages", error.to_string())
+    }
+}

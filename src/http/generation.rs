@@ -1,0 +1,154 @@
+//! The fields that chat and text completions share: sampling, limits, stop strings, streaming.
+
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::error::ApiError;
+use super::fields::{Fields, wrong};
+use super::{App, random};
+use crate::decode::Sampling;
+use crate::engine::Stop;
+
+/// How to generate and how to answer.
+pub(super) struct Generation {
+    pub(super) sampling: Sampling,
+    pub(super) stop: Stop,
+    /// Answer as server-sent events.
+    pub(super) stream: bool,
+    /// Send a last chunk with token counts.
+    pub(super) include_usage: bool,
+}
+
+/// Larger wishes are mistakes.
+const ABSURD_TOKENS: i64 = 1 << 30;
+
+/// Most stop strings of a request.
+const MOST_STOPS: usize = 16;
+
+/// Below this a temperature is 0: logits divided by it would leave the range of f32.
+const COLDEST: f32 = 1e-4;
+
+impl Generation {
+    pub(super) fn read(fields: &mut Fields, app: &App) -> Result<Self, ApiError> {
+        refuse_unsupported(fields)?;
+        let defaults = &app.sampling;
+        let temperature = fields.number("temperature", 0.0, 2.0)?.unwrap_or(defaults.temperature);
+        let top_k = fields.integer("top_k", -1, ABSURD_TOKENS)?;
+        let sampling = Sampling {
+            temperature: if temperature < COLDEST { 0.0 } else { temperature },
+            // Both -1 and 0 are in use for "all".
+            top_k: top_k.map_or(defaults.top_k, |k| usize::try_from(k).unwrap_or(0)),
+            top_p: fields.number("top_p", 0.0, 1.0)?.unwrap_or(defaults.top_p),
+            min_p: fields.number("min_p", 0.0, 1.0)?.unwrap_or(defaults.min_p),
+            repetition_penalty: repetition_penalty(fields)?.unwrap_or(defaults.repetition_penalty),
+            presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
+            frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
+            seed: seed(fields)?,
+        };
+        let stop = Stop {
+            max_tokens: max_tokens(fields, app)?,
+            strings: stop_strings(fields)?,
+            ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
+            deadline: app.server.request_timeout.map(|time| Instant::now() + time),
+        };
+        let stream = fields.boolean("stream")?.unwrap_or(false);
+        let include_usage = match fields.object("stream_options")? {
+            None => false,
+            Some(_) if !stream => {
+                let message = "`stream_options` is only allowed with `stream`: true";
+                return Err(ApiError::field("stream_options", message));
+            }
+            Some(options) => {
+                let mut options = Fields::new(options);
+                let include = options.boolean("include_usage").map_err(|e| e.param("stream_options"))?;
+                include.unwrap_or(false)
+            }
+        };
+        Ok(Self { sampling, stop, stream, include_usage })
+    }
+}
+
+/// Fields of the API that are not here, and those that have no effect.
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+    let empty = |value: &Value| match value {
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    };
+    let off = |value: &Value| *value == Value::Bool(false);
+    let one = |value: &Value| value.as_f64() == Some(1.0);
+    fields.refuse("n", "only one choice a request is supported", one)?;
+    fields.refuse("logit_bias", "biases on tokens are not supported", empty)?;
+    fields.refuse("logprobs", "log-probabilities are not supported", off)?;
+    fields.refuse("top_logprobs", "log-probabilities are not supported", |v| v.as_f64() == Some(0.0))?;
+    fields.refuse("grammar", "constrained output is not supported", |v| v.as_str() == Some(""))?;
+    fields.refuse("json_schema", "constrained output is not supported", empty)?;
+    for no_effect in ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"] {
+        fields.take(no_effect);
+    }
+    Ok(())
+}
+
+fn repetition_penalty(fields: &mut Fields) -> Result<Option<f32>, ApiError> {
+    let long = fields.number("repetition_penalty", 0.01, 10.0)?;
+    let short = fields.number("repeat_penalty", 0.01, 10.0)?;
+    match (long, short) {
+        (Some(a), Some(b)) if a != b => Err(ApiError::field(
+            "repeat_penalty",
+            "`repetition_penalty` and `repeat_penalty` are the same setting but differ; send one",
+        )),
+        (a, b) => Ok(a.or(b)),
+    }
+}
+
+/// The request's seed, or a random one that fits every client's integers. -1 is in use for "random".
+fn seed(fields: &mut Fields) -> Result<u64, ApiError> {
+    let Some(value) = fields.take("seed") else { return random_seed() };
+    if let Some(seed) = value.as_u64() {
+        return Ok(seed);
+    }
+    match value.as_i64() {
+        Some(-1) => random_seed(),
+        // The generator is keyed by 64 bits; which ones a negative number has is as good as any.
+        Some(seed) => Ok(seed.cast_unsigned()),
+        None => Err(wrong("seed", &value, "a 64-bit integer")),
+    }
+}
+
+fn random_seed() -> Result<u64, ApiError> {
+    Ok(u64::from(u32::from_le_bytes(random()?)))
+}
+
+fn max_tokens(fields: &mut Fields, app: &App) -> Result<usize, ApiError> {
+    let old = fields.integer("max_tokens", 1, ABSURD_TOKENS)?;
+    let new = fields.integer("max_completion_tokens", 1, ABSURD_TOKENS)?;
+    if let (Some(old), Some(new)) = (old, new)
+        && old != new
+    {
+        let message =
+            format!("`max_tokens` ({old}) and `max_completion_tokens` ({new}) differ; send one of them");
+        return Err(ApiError::field("max_completion_tokens", message));
+    }
+    let cap = app.server.max_tokens_cap;
+    let wish = new.or(old).and_then(|n| usize::try_from(n).ok()).or(app.server.default_max_tokens);
+    Ok(wish.unwrap_or(cap).min(cap))
+}
+
+fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let expected = "a string or a list of strings, none of them empty";
+    let strings: Option<Vec<String>> = match fields.take("stop") {
+        None => return Ok(Vec::new()),
+        Some(Value::String(text)) => Some(vec![text]),
+        Some(Value::Array(list)) => list.into_iter().map(|v| v.as_str().map(str::to_owned)).collect(),
+        Some(other) => return Err(wrong("stop", &other, expected)),
+    };
+    match strings {
+        Some(strings) if strings.len() > MOST_STOPS => Err(ApiError::field(
+            "stop",
+            format!("`stop`: found {} strings, expected at most {MOST_STOPS}", strings.len()),
+        )),
+        Some(strings) if strings.iter().all(|s| !s.is_empty()) => Ok(strings),
+        _ => Err(ApiError::field("stop", format!("`stop`: expected {expected}"))),
+    }
+}

@@ -1,0 +1,189 @@
+//! The conversation of a chat request, brought into the one shape that templates get.
+
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+use super::fields::kind;
+
+/// Roles of the API.
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// Members of a message that templates may know, besides role and content.
+const KEPT: [&str; 3] = ["name", "tool_call_id", "reasoning_content"];
+
+/// Checks the messages; contents become plain strings, arguments of tool calls become objects.
+pub(super) fn read(messages: Option<Value>) -> Result<Value, ApiError> {
+    let list = match messages {
+        Some(Value::Array(list)) if !list.is_empty() => list,
+        Some(Value::Array(_)) | None => {
+            return Err(ApiError::field("messages", "`messages`: expected a list with at least one message"));
+        }
+        Some(other) => {
+            let message = format!("`messages`: found {}, expected a list of messages", kind(&other));
+            return Err(ApiError::field("messages", message));
+        }
+    };
+    list.into_iter().enumerate().map(|(i, m)| message(&format!("messages[{i}]"), m)).collect()
+}
+
+fn message(path: &str, value: Value) -> Result<Value, ApiError> {
+    let mut from = match value {
+        Value::Object(map) => map,
+        other => return Err(wrong(path, "", &other, "an object with `role` and `content`")),
+    };
+    let role = match from.remove("role") {
+        Some(Value::String(role)) if ROLES.contains(&role.as_str()) => role,
+        Some(Value::String(role)) => {
+            let message = format!("`{path}.role`: found {role:?}, expected one of {}", ROLES.join(", "));
+            return Err(ApiError::field(format!("{path}.role"), message));
+        }
+        other => return Err(wrong(path, ".role", &other.unwrap_or_default(), "a string")),
+    };
+    let mut to = Map::new();
+    to.insert("content".to_owned(), content(path, from.remove("content"))?.into());
+    for name in KEPT {
+        match from.remove(name) {
+            None | Some(Value::Null) => {}
+            Some(Value::String(text)) => drop(to.insert(name.to_owned(), text.into())),
+            Some(other) => return Err(wrong(path, &format!(".{name}"), &other, "a string")),
+        }
+    }
+    match from.remove("tool_calls") {
+        None | Some(Value::Null) => {}
+        Some(Value::Array(calls)) if role == "assistant" => {
+            if !calls.is_empty() {
+                let calls = calls.into_iter().enumerate();
+                let calls: Result<Value, _> =
+                    calls.map(|(i, call)| tool_call(&format!("{path}.tool_calls[{i}]"), call)).collect();
+                to.insert("tool_calls".to_owned(), calls?);
+            }
+        }
+        Some(other) => return Err(wrong(path, ".tool_calls", &other, "a list, on assistant messages only")),
+    }
+    to.insert("role".to_owned(), role.into());
+    let unknown: Vec<&String> = from.keys().collect();
+    if !unknown.is_empty() {
+        tracing::debug!(?unknown, path, "unknown members of a message have no effect");
+    }
+    Ok(Value::Object(to))
+}
+
+/// A string, a list of text parts, or nothing at all.
+fn content(path: &str, value: Option<Value>) -> Result<String, ApiError> {
+    let parts = match value {
+        None | Some(Value::Null) => return Ok(String::new()),
+        Some(Value::String(text)) => return Ok(text),
+        Some(Value::Array(parts)) => parts,
+        Some(other) => return Err(wrong(path, ".content", &other, "a string or a list of text parts")),
+    };
+    let mut text = String::new();
+    for (i, part) in parts.iter().enumerate() {
+        let here = format!(".content[{i}]");
+        let kind = match part {
+            Value::String(plain) => {
+                text.push_str(plain);
+                continue;
+            }
+            Value::Object(map) => map.get("type").and_then(Value::as_str),
+            other => return Err(wrong(path, &here, other, "an object with `type` and `text`")),
+        };
+        // A refusal is what the assistant said, too.
+        let member = match kind {
+            Some("text" | "input_text" | "output_text") => "text",
+            Some("refusal") => "refusal",
+            Some(other) => {
+                let param = format!("{path}{here}.type");
+                return Err(ApiError::unsupported(
+                    param,
+                    &format!("{other:?} parts are not supported, text only"),
+                ));
+            }
+            None => return Err(wrong(path, &format!("{here}.type"), &Value::Null, "a string")),
+        };
+        match part.get(member) {
+            Some(Value::String(more)) => text.push_str(more),
+            other => {
+                let found = other.cloned().unwrap_or_default();
+                return Err(wrong(path, &format!("{here}.{member}"), &found, "a string"));
+            }
+        }
+    }
+    Ok(text)
+}
+
+fn tool_call(path: &str, mut call: Value) -> Result<Value, ApiError> {
+    if !call.get("function").and_then(|f| f.get("name")).is_some_and(Value::is_string) {
+        return Err(wrong(path, "", &call, "an object with `function.name` and `function.arguments`"));
+    }
+    // The API writes arguments as JSON in a string; templates expect what it says. What is no JSON stays as it is.
+    let parsed =
+        call["function"]["arguments"].as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+    if let Some(arguments @ Value::Object(_)) = parsed {
+        call["function"]["arguments"] = arguments;
+    }
+    Ok(call)
+}
+
+fn wrong(path: &str, member: &str, found: &Value, expected: &str) -> ApiError {
+    let param = format!("{path}{member}");
+    let message = format!("`{param}`: found {}, expected {expected}", kind(found));
+    ApiError::field(param, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn contents(messages: Value) -> Vec<String> {
+        let read = read(Some(messages)).unwrap();
+        read.as_array().unwrap().iter().map(|m| m["content"].as_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn every_shape_of_content_is_one_string_for_every_role() {
+        for role in ROLES {
+            let messages = json!([
+                {"role": role, "content": "plain"},
+                {"role": role, "content": [{"type": "text", "text": "two "}, {"type": "text", "text": "parts"}]},
+                {"role": role, "content": []},
+                {"role": role, "content": null},
+                {"role": role},
+            ]);
+            assert_eq!(contents(messages), ["plain", "two parts", "", "", ""], "{role}");
+        }
+    }
+
+    #[test]
+    fn our_own_tool_call_comes_back_with_its_arguments_as_an_object() {
+        let call =
+            json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}});
+        let message = json!([{"role": "assistant", "content": null, "tool_calls": [call]}]);
+        let read = read(Some(message)).unwrap();
+        assert_eq!(read[0]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
+        assert_eq!(read[0]["content"], "");
+    }
+
+    #[test]
+    fn wrong_messages_are_named() {
+        let cases = [
+            (json!(null), "messages"),
+            (json!([]), "messages"),
+            (json!("hi"), "messages"),
+            (json!(["hi"]), "messages[0]"),
+            (json!([{"content": "x"}]), "messages[0].role"),
+            (json!([{"role": "user"}, {"role": "robot"}]), "messages[1].role"),
+            (json!([{"role": "user", "content": 3}]), "messages[0].content"),
+            (json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content[0].type"),
+            (json!([{"role": "user", "content": [{"type": "text"}]}]), "messages[0].content[0].text"),
+            (json!([{"role": "user", "name": 3}]), "messages[0].name"),
+            (json!([{"role": "user", "tool_calls": [1]}]), "messages[0].tool_calls"),
+            (json!([{"role": "assistant", "tool_calls": [1]}]), "messages[0].tool_calls[0]"),
+        ];
+        for (messages, param) in cases {
+            let error = read(Some(messages.clone()).filter(|m| !m.is_null())).unwrap_err().to_json();
+            assert_eq!(error["error"]["param"], param, "{messages}");
+        }
+    }
+}

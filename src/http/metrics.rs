@@ -1,0 +1,116 @@
+//! `GET /metrics`: Prometheus' text format.
+
+use std::fmt::{Display, Write};
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+
+use super::App;
+use crate::engine::{Histogram, Status};
+
+pub(super) async fn show(State(app): State<Arc<App>>) -> Response {
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    (kind, render(&app.engine.status())).into_response()
+}
+
+fn render(status: &Status) -> String {
+    let mut page = Page(String::with_capacity(4096));
+    let c = &status.counters;
+    let r = c.requests;
+    page.family("axe_requests_total", "counter", "Requests by how they ended.");
+    for (outcome, count) in [
+        ("stop", r.stop),
+        ("length", r.length),
+        ("cancelled", r.cancelled),
+        ("error", r.error),
+        ("rejected", r.rejected),
+    ] {
+        page.labelled("axe_requests_total", "outcome", outcome, count);
+    }
+    page.single(
+        "axe_prompt_tokens_total",
+        "counter",
+        "Prompt tokens, reused ones included.",
+        c.prompt_tokens,
+    );
+    page.single(
+        "axe_cached_tokens_total",
+        "counter",
+        "Prompt tokens reused from the request before.",
+        c.cached_tokens,
+    );
+    page.single("axe_completion_tokens_total", "counter", "Tokens generated.", c.completion_tokens);
+    page.single("axe_passes_total", "counter", "Forward passes after prefill.", c.passes);
+    page.single("axe_prefill_seconds_total", "counter", "Time spent encoding prompts.", c.prefill_s);
+    page.single("axe_decode_seconds_total", "counter", "Time spent generating.", c.decode_s);
+    page.histogram("axe_first_token_seconds", "Time from acceptance to the first token.", &c.first_token_s);
+    page.histogram("axe_tokens_per_second", "Tokens a second after the first ones.", &c.tokens_per_s);
+    page.single("axe_queue_depth", "gauge", "Requests that wait.", status.queue.depth);
+    page.single("axe_queue_capacity", "gauge", "Requests that may wait.", status.queue.capacity);
+    page.single("axe_running", "gauge", "Requests in the slot.", u8::from(status.running.is_some()));
+    page.single(
+        "axe_ready",
+        "gauge",
+        "Whether requests are taken.",
+        u8::from(status.state.name() == "ready"),
+    );
+    page.single("axe_uptime_seconds", "gauge", "Time since the start.", status.uptime_s);
+    page.family("axe_device_memory_bytes", "gauge", "Memory allocated on the device.");
+    for (purpose, bytes) in [
+        ("weights", status.memory.weights),
+        ("kv_cache", status.memory.kv_cache),
+        ("scratch", status.memory.scratch),
+    ] {
+        page.labelled("axe_device_memory_bytes", "purpose", purpose, bytes);
+    }
+    page.single(
+        "axe_device_memory_budget_bytes",
+        "gauge",
+        "Most memory that may be allocated on the device.",
+        status.memory.budget,
+    );
+    if let Some(bytes) = resident_bytes() {
+        page.single("process_resident_memory_bytes", "gauge", "Resident memory of the process.", bytes);
+    }
+    page.0
+}
+
+/// Resident memory as the kernel counts it.
+fn resident_bytes() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
+    pages.checked_mul(u64::try_from(page).ok()?)
+}
+
+/// The text under construction. Writing to a string cannot fail, so results of `write!` are dropped.
+struct Page(String);
+
+impl Page {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _written = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    fn labelled(&mut self, name: &str, label: &str, value: &str, number: impl Display) {
+        let _written = writeln!(self.0, "{name}{{{label}=\"{value}\"}} {number}");
+    }
+
+    fn single(&mut self, name: &str, kind: &str, help: &str, number: impl Display) {
+        self.family(name, kind, help);
+        let _written = writeln!(self.0, "{name} {number}");
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+        self.family(name, "histogram", help);
+        let mut below = 0;
+        for (bound, count) in histogram.bounds.iter().zip(&histogram.counts) {
+            below += count;
+            self.labelled(&format!("{name}_bucket"), "le", &bound.to_string(), below);
+        }
+        let all = histogram.count();
+        self.labelled(&format!("{name}_bucket"), "le", "+Inf", all);
+        let _written = write!(self.0, "{name}_sum {}\n{name}_count {all}\n", histogram.sum);
+    }
+}

@@ -1,0 +1,35 @@
+//! `GET /v1/models` and `/v1/models/{id}`
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde_json::{Value, json};
+
+use super::App;
+use super::completions::model_not_found;
+use super::error::ApiError;
+
+pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
+    let names = app.aliases.iter().filter(|alias| *alias != "*" && **alias != app.name);
+    let data: Vec<Value> = std::iter::once(&app.name).chain(names).map(|name| describe(&app, name)).collect();
+    Json(json!({ "object": "list", "data": data }))
+}
+
+pub(super) async fn one(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    if app.serves(&name) { Ok(Json(describe(&app, &name))) } else { Err(model_not_found(&app, &name)) }
+}
+
+fn describe(app: &App, name: &str) -> Value {
+    json!({
+        "id": name,
+        "object": "model",
+        "created": app.started,
+        "owned_by": "axe",
+        // Unknown until the model is loaded.
+        "context_length": app.engine.model().map(|model| model.context_length),
+    })
+}

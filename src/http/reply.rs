@@ -1,0 +1,153 @@
+//! What both completion routes do once their prompt is known: submit, then answer whole or as a stream.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::generation::Generation;
+use super::{App, fingerprint, hex, random, sse, unix_time};
+use crate::engine::{Event, Events, FinishReason, Model, Request, Stats, Usage};
+
+/// Which of the two APIs is spoken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Text,
+}
+
+/// What all parts of one answer have in common.
+pub(super) struct Head {
+    pub(super) dialect: Dialect,
+    id: String,
+    created: u64,
+    model: String,
+    fingerprint: String,
+    device: String,
+    seed: u64,
+}
+
+impl Head {
+    fn new(dialect: Dialect, app: &App, model: &Model, seed: u64) -> Result<Self, ApiError> {
+        let prefix = match dialect {
+            Dialect::Chat => "chatcmpl",
+            Dialect::Text => "cmpl",
+        };
+        Ok(Self {
+            dialect,
+            id: format!("{prefix}-{}", hex(&random::<12>()?)),
+            created: unix_time(),
+            model: app.name.clone(),
+            fingerprint: fingerprint(model),
+            device: model.device.clone(),
+            seed,
+        })
+    }
+
+    /// An answer, or a chunk of a streamed one.
+    pub(super) fn object(&self, chunk: bool, choices: Value) -> Value {
+        let object = match (self.dialect, chunk) {
+            (Dialect::Chat, false) => "chat.completion",
+            (Dialect::Chat, true) => "chat.completion.chunk",
+            (Dialect::Text, _) => "text_completion",
+        };
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+        })
+    }
+
+    fn whole(&self, text: String, reason: &str, usage: Usage, stats: &Stats) -> Value {
+        let mut choice = json!({ "index": 0 });
+        match self.dialect {
+            Dialect::Chat => {
+                choice["message"] = json!({ "role": "assistant", "content": text, "refusal": null });
+            }
+            Dialect::Text => choice["text"] = text.into(),
+        }
+        choice["logprobs"] = Value::Null;
+        choice["finish_reason"] = reason.into();
+        let mut answer = self.object(false, json!([choice]));
+        answer["usage"] = usage_json(usage);
+        answer["axe"] = json!({
+            "elapsed_s": stats.elapsed_s,
+            "queue_s": stats.queue_s,
+            "prefill_s": stats.prefill_s,
+            "first_token_s": stats.first_token_s,
+            "passes": stats.passes,
+            "tokens_per_pass": stats.tokens_per_pass,
+            "tokens_per_s": stats.tokens_per_s,
+            "device": self.device,
+            "seed": self.seed,
+        });
+        answer
+    }
+}
+
+/// Token counts in OpenAI's words.
+pub(super) fn usage_json(usage: Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": { "cached_tokens": usage.cached_tokens },
+        "completion_tokens_details": { "reasoning_tokens": 0 },
+    })
+}
+
+/// The word for how a job ended, or the error that it ended with.
+pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
+    match reason {
+        FinishReason::Stop => Ok("stop"),
+        FinishReason::Length => Ok("length"),
+        FinishReason::Cancelled => {
+            Err(ApiError::unavailable("the request was cancelled by the operator").code("cancelled"))
+        }
+        FinishReason::Error(message) => Err(ApiError::internal(message).code("generation_failed")),
+    }
+}
+
+/// Submits the prompt and answers.
+pub(super) async fn answer(
+    app: &Arc<App>,
+    model: &Model,
+    dialect: Dialect,
+    prompt: Vec<u32>,
+    generation: Generation,
+) -> Result<Response, ApiError> {
+    let Generation { sampling, stop, stream, include_usage } = generation;
+    let head = Head::new(dialect, app, model, sampling.seed)?;
+    let job = app.engine.submit(Request { id: head.id.clone(), prompt, sampling, stop })?;
+    if stream {
+        return Ok(sse::respond(head, job.events, include_usage, app.server.ping_interval));
+    }
+    collect(&head, job.events).await
+}
+
+async fn collect(head: &Head, mut events: Events) -> Result<Response, ApiError> {
+    let mut reply = String::new();
+    while let Some(event) = events.recv().await {
+        match event {
+            Event::Prefill { .. } | Event::Draft { .. } => {}
+            Event::Commit { text, .. } => reply.push_str(&text),
+            Event::Finish { reason, usage, stats } => {
+                let reason = outcome(reason)?;
+                return Ok(Json(head.whole(reply, reason, usage, &stats)).into_response());
+            }
+        }
+    }
+    Err(broke_off())
+}
+
+/// The engine let go of a job without finishing it.
+pub(super) fn broke_off() -> ApiError {
+    ApiError::internal("the engine ended before the reply was complete")
+}

@@ -1,0 +1,70 @@
+//! Which handler answers what.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
+use tower_http::compression::CompressionLayer;
+
+use super::error::ApiError;
+use super::{App, auth, chat, completions, cors, health, metrics, models};
+
+/// All routes of the public face.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", posts(post(chat::complete)))
+        .route("/v1/completions", posts(post(completions::complete)))
+        .route("/v1/models", gets(get(models::list)))
+        // Names of models may contain slashes.
+        .route("/v1/models/{*name}", gets(get(models::one)))
+        .route("/health", gets(get(health::health)))
+        .route("/ready", gets(get(health::ready)))
+        .route("/metrics", gets(get(metrics::show)))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(CompressionLayer::new())
+        .layer(from_fn_with_state(Arc::clone(&app), auth::check))
+        .layer(from_fn_with_state(Arc::clone(&app), cors::allow))
+        .layer(from_fn(log))
+        .with_state(app)
+}
+
+fn posts(route: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
+    route.options(|| async { options("OPTIONS, POST") })
+}
+
+fn gets(route: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
+    route.options(|| async { options("GET, HEAD, OPTIONS") })
+}
+
+/// What `OPTIONS` gets when it is not a browser's preflight.
+fn options(allow: &'static str) -> Response {
+    (StatusCode::NO_CONTENT, [(header::ALLOW, HeaderValue::from_static(allow))]).into_response()
+}
+
+async fn not_found(method: Method, uri: Uri) -> ApiError {
+    let message = format!("there is no {method} {} here; the API is under /v1", uri.path());
+    ApiError::refused(StatusCode::NOT_FOUND, message).code("unknown_url")
+}
+
+async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{method} is not allowed on {}; the Allow header says what is", uri.path());
+    ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, message).code("method_not_allowed")
+}
+
+/// One line for each request that was answered or begun to be. Headers and bodies are not logged: they hold keys and
+/// what people write.
+async fn log(request: Request, next: Next) -> Response {
+    let started = std::time::Instant::now();
+    let method = request.method().clone();
+    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let path = route.unwrap_or_else(|| request.uri().path().to_owned());
+    let response = next.run(request).await;
+    let status = response.status().as_u16();
+    tracing::debug!(%method, path, status, elapsed_s = started.elapsed().as_secs_f64(), "answered");
+    response
+}

@@ -1,0 +1,124 @@
+//! Streamed answers: one chunk for what each step committed, framed as server-sent events.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use futures::stream;
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::reply::{Dialect, Head, broke_off, outcome, usage_json};
+use crate::engine::{Event, Events, Usage};
+
+/// A stream that answers with chunks of the events as they come.
+pub(super) fn respond(head: Head, events: Events, include_usage: bool, ping: Duration) -> Response {
+    let chunks = Chunks { head, events, include_usage, begun: false };
+    let frames = stream::unfold(Some(chunks), move |chunks| async move {
+        let mut chunks = chunks?;
+        // Dropping the body drops `chunks`, and with it the job.
+        let (frame, over) = match tokio::time::timeout(ping, chunks.next()).await {
+            Ok(next) => next,
+            Err(_silence) => (": ping\n\n".to_owned(), false),
+        };
+        Some((Ok::<_, Infallible>(frame), (!over).then_some(chunks)))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        // Tells nginx and its like not to hold chunks back.
+        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    (headers, Body::from_stream(frames)).into_response()
+}
+
+struct Chunks {
+    head: Head,
+    events: Events,
+    include_usage: bool,
+    /// Whether the first chunk, which names the role, was sent.
+    begun: bool,
+}
+
+impl Chunks {
+    /// The next frames, and whether they are the last. Loses nothing when dropped while it waits.
+    async fn next(&mut self) -> (String, bool) {
+        loop {
+            match self.events.recv().await {
+                Some(Event::Prefill { .. } | Event::Draft { .. }) => {}
+                Some(Event::Commit { text, .. }) if text.is_empty() => {}
+                Some(Event::Commit { text, .. }) => {
+                    let mut frames = self.begin();
+                    frames.push_str(&self.delta(&text));
+                    return (frames, false);
+                }
+                Some(Event::Finish { reason, usage, .. }) => {
+                    return match outcome(reason) {
+                        Ok(reason) => (self.end(reason, usage), true),
+                        Err(error) => (failure(&error), true),
+                    };
+                }
+                None => return (failure(&broke_off()), true),
+            }
+        }
+    }
+
+    fn begin(&mut self) -> String {
+        if std::mem::replace(&mut self.begun, true) || self.head.dialect == Dialect::Text {
+            return String::new();
+        }
+        self.chunk(json!({ "role": "assistant", "content": "" }), Value::Null)
+    }
+
+    fn delta(&self, text: &str) -> String {
+        match self.head.dialect {
+            Dialect::Chat => self.chunk(json!({ "content": text }), Value::Null),
+            Dialect::Text => self.chunk(text.into(), Value::Null),
+        }
+    }
+
+    fn end(&mut self, reason: &str, usage: Usage) -> String {
+        let mut frames = self.begin();
+        let nothing = match self.head.dialect {
+            Dialect::Chat => json!({}),
+            Dialect::Text => "".into(),
+        };
+        frames.push_str(&self.chunk(nothing, reason.into()));
+        if self.include_usage {
+            let mut chunk = self.head.object(true, json!([]));
+            chunk["usage"] = usage_json(usage);
+            frames.push_str(&frame(&chunk));
+        }
+        frames.push_str("data: [DONE]\n\n");
+        frames
+    }
+
+    /// `content` is a chat delta or a piece of text.
+    fn chunk(&self, content: Value, finish_reason: Value) -> String {
+        let member = match self.head.dialect {
+            Dialect::Chat => "delta",
+            Dialect::Text => "text",
+        };
+        let mut choice = json!({ "index": 0 });
+        choice[member] = content;
+        choice["logprobs"] = Value::Null;
+        choice["finish_reason"] = finish_reason;
+        let mut chunk = self.head.object(true, json!([choice]));
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        frame(&chunk)
+    }
+}
+
+/// After the stream has begun there is no status to send: the error is the last event, without `[DONE]`.
+fn failure(error: &ApiError) -> String {
+    frame(&error.to_json())
+}
+
+fn frame(value: &Value) -> String {
+    // JSON has no raw line breaks, so one `data:` line holds it.
+    format!("data: {value}\n\n")
+}

@@ -1,0 +1,55 @@
+//! What can go wrong between strings and tokens.
+
+/// An error of the `text` room.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// The vocabulary names a kind of tokenizer that is not built in.
+    #[error(
+        "tokenizer model `{found}` is not supported (supported: gpt2, llama); use a GGUF with one of these"
+    )]
+    UnknownModel {
+        /// The name found in the vocabulary.
+        found: String,
+    },
+    /// A byte-pair vocabulary names a pre-tokenizer that is not built in, or none.
+    #[error(
+        "pre-tokenizer `{found}` is not supported (supported: {supported}); splitting the text by another one's \
+         rules would give wrong tokens, so the model is refused"
+    )]
+    UnknownPreTokenizer {
+        /// The name found in the vocabulary, empty when it has none.
+        found: String,
+        /// Names that are built in.
+        supported: String,
+    },
+    /// The vocabulary contradicts itself.
+    #[error("vocabulary: {what}")]
+    BadVocabulary {
+        /// The field, the entry, what was found and what was expected.
+        what: String,
+    },
+    /// The model has no chat template.
+    #[error(
+        "the model has no chat template, so it cannot answer chat messages: use a chat (instruct) model, or set \
+         `chat_template` in the configuration"
+    )]
+    NoChatTemplate,
+    /// The chat template cannot be parsed.
+    #[error("chat template does not parse: {message}")]
+    TemplateSyntax {
+        /// What the template engine says, with the line.
+        message: String,
+    },
+    /// The chat template failed on these messages, or refused them.
+    #[error("chat template: {message}")]
+    Template {
+        /// The template's own words where it raised an exception, else what the template engine says.
+        message: String,
+    },
+    /// The messages cannot be given to a chat template.
+    #[error("{what}")]
+    BadMessages {
+        /// The field, what was found and what was expected.
+        what: String,
+    },
+}

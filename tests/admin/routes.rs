@@ -1,0 +1,198 @@
+//! Each route with its answer and its refusals.
+
+use axe::decode::Step;
+use axectl::{
+    client::ClientError,
+    protocol::{
+        CancelResult, Device, Drain, Gpu, JobState, KernelTime, LogLevel, Model, Profile, Queue, State,
+        Status, Version,
+    },
+};
+
+use crate::support::{Daemon, MEMORY};
+
+const NOTHING: Option<&()> = None;
+
+#[tokio::test]
+async fn status_tells_everything_that_is_pinned() {
+    let daemon = Daemon::start().await;
+    let device = Device {
+        name: "card".to_owned(),
+        kind: "gpu".to_owned(),
+        platform: "OpenCL".to_owned(),
+        driver: "1.2".to_owned(),
+        pci: None,
+        compute_units: 32,
+        memory_bytes: 1 << 30,
+    };
+    let model = Model {
+        name: "m".to_owned(),
+        path: "/m.gguf".to_owned(),
+        architecture: "llama".to_owned(),
+        quantisation: "Q4_1".to_owned(),
+        identity: "0123".to_owned(),
+        context_length: 64,
+    };
+    daemon.board.pin_device(device.clone());
+    daemon.board.pin_model(model.clone());
+    daemon.board.warn("look here");
+    daemon.board.warn("look here");
+    let status: Status = daemon.client().get("/status").await.unwrap();
+    assert_eq!(status.state, State::Ready);
+    assert_eq!((status.device, status.model), (Some(device), Some(model)));
+    assert_eq!(status.listen.as_deref(), Some("http://127.0.0.1:8080"));
+    assert_eq!(status.pid, std::process::id());
+    assert_eq!(status.warnings, ["look here"]);
+    assert_eq!((status.waiting, status.capacity, status.running), (0, 2, None));
+    let memory = status.memory.unwrap();
+    assert_eq!(memory.weights_bytes, MEMORY.weights);
+    assert_eq!(memory.total_bytes, MEMORY.weights + MEMORY.kv_cache + MEMORY.scratch);
+}
+
+#[tokio::test]
+async fn queue_follows_a_job_and_counters_remember_it() {
+    let daemon = Daemon::start().await;
+    let mut first = daemon.submit("first");
+    let second = daemon.submit("second");
+    let queue = daemon.queue_until(|queue| queue.running.is_some()).await;
+    let running = queue.running.unwrap();
+    assert_eq!((running.id.as_str(), running.state), ("first", JobState::Prefill));
+    assert_eq!((running.prompt_tokens, running.prefilled_tokens), (7, 0));
+    assert_eq!(queue.waiting.len(), 1);
+    assert_eq!((queue.waiting[0].id.as_str(), queue.waiting[0].state), ("second", JobState::Waiting));
+
+    daemon.steps.send(Step::Prefill { done: 7, total: 7 }).unwrap();
+    daemon.steps.send(Step::Commit(vec![0, 0])).unwrap();
+    let committed = |queue: &Queue| queue.running.as_ref().is_some_and(|job| job.completion_tokens == 2);
+    let queue = daemon.queue_until(committed).await;
+    assert_eq!(queue.running.unwrap().state, JobState::Generating);
+
+    daemon.steps.send(Step::Commit(vec![0, 0, 0])).unwrap();
+    while !matches!(first.events.recv().await, Some(axe::engine::Event::Finish { .. })) {}
+    drop(second);
+    daemon.queue_until(|queue| queue.running.is_none() && queue.waiting.is_empty()).await;
+    let status: Status = daemon.client().get("/status").await.unwrap();
+    assert_eq!((status.counters.finished, status.counters.cancelled), (1, 1));
+    assert_eq!(status.counters.completion_tokens, 5);
+    assert_eq!(status.counters.cached_tokens % 3, 0);
+}
+
+#[tokio::test]
+async fn cancel_reaches_waiting_and_running_jobs_and_refuses_strangers() {
+    let daemon = Daemon::start().await;
+    let client = daemon.client();
+    let _first = daemon.submit("first job/1");
+    daemon.queue_until(|queue| queue.running.is_some()).await;
+    let _second = daemon.submit("second");
+
+    let cancelled: CancelResult = client.post("/cancel/second", NOTHING).await.unwrap();
+    assert_eq!((cancelled.id.as_str(), cancelled.was), ("second", JobState::Waiting));
+    let cancelled: CancelResult = client.post("/cancel/first%20job%2F1", NOTHING).await.unwrap();
+    assert_eq!((cancelled.id.as_str(), cancelled.was), ("first job/1", JobState::Prefill));
+    daemon.queue_until(|queue| queue.running.is_none()).await;
+
+    let error = client.post::<CancelResult>("/cancel/second", NOTHING).await.unwrap_err();
+    let ClientError::Refused { status, body } = error else { panic!("{error}") };
+    assert_eq!((status.as_u16(), body.error.code.as_str()), (404, "not_found"));
+    assert!(body.error.message.contains("no job `second`"), "{}", body.error.message);
+}
+
+#[tokio::test]
+async fn drain_lets_jobs_finish_and_ends_the_engine() {
+    let daemon = Daemon::start().await;
+    let _job = daemon.submit("last");
+    daemon.queue_until(|queue| queue.running.is_some()).await;
+    for _ in 0..2 {
+        let drain: Drain = daemon.client().post("/drain", NOTHING).await.unwrap();
+        assert_eq!(drain, Drain { running: 1, waiting: 0 });
+    }
+    assert!(daemon.queue_until(|queue| queue.draining).await.running.is_some());
+    daemon.steps.send(Step::Commit(vec![0; 5])).unwrap();
+    assert_eq!(daemon.engine.over().await, axe::engine::State::Stopped);
+    let status: Status = daemon.client().get("/status").await.unwrap();
+    assert_eq!((status.state, status.counters.finished), (State::Stopped, 1));
+}
+
+#[tokio::test]
+async fn profile_lists_the_costliest_kernel_first() {
+    let daemon = Daemon::start().await;
+    let profile: Profile = daemon.client().get("/profile").await.unwrap();
+    assert_eq!(profile, Profile::default());
+    let kernel = |name: &str, total_ns| KernelTime { kernel: name.to_owned(), launches: 1, total_ns };
+    daemon.board.pin_profile(Profile { enabled: true, kernels: vec![kernel("a", 1), kernel("b", 9)] });
+    let profile: Profile = daemon.client().get("/profile").await.unwrap();
+    assert_eq!(profile.kernels, [kernel("b", 9), kernel("a", 1)]);
+}
+
+#[tokio::test]
+async fn config_and_version_are_told() {
+    let daemon = Daemon::start().await;
+    let config: serde_json::Value = daemon.client().get("/config").await.unwrap();
+    assert_eq!(config["server"]["api_keys"][0], "(secret)");
+    let version: Version = daemon.client().get("/version").await.unwrap();
+    assert_eq!(version.version, env!("CARGO_PKG_VERSION"));
+    assert_eq!(version.protocol, axectl::protocol::PROTOCOL);
+}
+
+#[tokio::test]
+async fn gpu_samples_twice_when_rates_need_it() {
+    let daemon = Daemon::start().await;
+    let root = daemon.directory.path().join("machine");
+    let card = root.join("sys/bus/pci/devices/0000:03:00.0");
+    let hwmon = card.join("hwmon/hwmon4");
+    std::fs::create_dir_all(&hwmon).unwrap();
+    std::fs::write(hwmon.join("energy1_input"), "5000000\n").unwrap();
+    daemon.board.pin_device(Device {
+        name: "card".to_owned(),
+        kind: "gpu".to_owned(),
+        platform: "OpenCL".to_owned(),
+        driver: "25.1".to_owned(),
+        pci: Some("0000:03:00.0".to_owned()),
+        compute_units: 32,
+        memory_bytes: 1 << 30,
+    });
+    let gpu: Gpu = daemon.client().get("/gpu").await.unwrap();
+    assert_eq!((gpu.name.as_deref(), gpu.opencl_driver.as_deref()), (Some("card"), Some("25.1")));
+    assert_eq!(gpu.power.unwrap().watts, Some(0.0));
+    assert_eq!(gpu.memory.unwrap().weights_bytes, MEMORY.weights);
+}
+
+#[tokio::test]
+async fn what_is_unknown_is_refused_in_json() {
+    let daemon = Daemon::start().await;
+    let client = daemon.client();
+    let cases = [
+        (client.get::<Status>("/nowhere").await.map(drop), 404, "GET /status"),
+        (client.get::<Status>("/reload").await.map(drop), 404, "there is no /reload"),
+        (client.post::<Status>("/status", NOTHING).await.map(drop), 405, "does not take POST; use GET"),
+        (client.get::<Drain>("/drain").await.map(drop), 405, "does not take GET; use POST"),
+        (client.get::<Status>("/logs?tail=1").await.map(drop), 400, "`tail` is not understood"),
+        (client.get::<Status>("/logs?lines=x").await.map(drop), 400, "lines=x is no number"),
+        (client.post::<LogLevel>("/log-level", NOTHING).await.map(drop), 400, "{\"level\":\"debug\"}"),
+        (client.post::<LogLevel>("/log-level", Some(&level("inof"))).await.map(drop), 400, "`inof`"),
+        (client.post::<LogLevel>("/log-level", Some(&7)).await.map(drop), 400, "must be JSON"),
+    ];
+    for (outcome, expected, part) in cases {
+        let Err(ClientError::Refused { status, body }) = outcome else { panic!("{part}: {outcome:?}") };
+        assert_eq!(status.as_u16(), expected, "{part}");
+        assert!(body.error.message.contains(part), "{part}: {}", body.error.message);
+    }
+    // After all of that the daemon still answers.
+    assert_eq!(client.get::<Status>("/status").await.unwrap().state, State::Ready);
+}
+
+#[tokio::test]
+async fn log_level_changes_what_is_kept() {
+    let daemon = Daemon::start().await;
+    daemon.log(|| tracing::debug!("before"));
+    let level: LogLevel = daemon.client().post("/log-level", Some(&level("debug"))).await.unwrap();
+    assert_eq!(level.level, "debug");
+    daemon.log(|| tracing::debug!("after"));
+    let kept = daemon.ring.last(10, axectl::protocol::Level::Trace);
+    let messages: Vec<_> = kept.iter().map(|line| line.message.as_str()).collect();
+    assert_eq!(messages, ["after"]);
+}
+
+fn level(level: &str) -> LogLevel {
+    LogLevel { level: level.to_owned() }
+}

@@ -1,0 +1,50 @@
+//! Logits of tiny models of each family and of each quantisation type against those computed in f32 elsewhere.
+
+mod support;
+
+use axe::model::Logits;
+use axe::ops::CacheKind;
+use support::{fixture, golden, open_model};
+
+/// Largest difference of logits over the golden sequence, fed `width` tokens a pass.
+fn largest_difference(topic: &str, name: &str, width: usize) -> f32 {
+    let (ids, expected) = golden(&format!("{topic}/{name}.safetensors"));
+    let mut model = open_model(&fixture(&format!("{topic}/{name}.gguf")), 64, 64, CacheKind::F32);
+    let vocabulary = model.config().vocabulary;
+    let mut largest = 0f32;
+    let mut start = 0;
+    for tokens in ids.chunks(width) {
+        model.forward(tokens, start, Logits::All).unwrap();
+        for row in 0..tokens.len() {
+            let expected = &expected[(start + row) * vocabulary..][..vocabulary];
+            model
+                .with_logits(row, |found| {
+                    for (f, e) in found.iter().zip(expected) {
+                        assert!(f.is_finite(), "{name}: logit {f} at position {}", start + row);
+                        largest = largest.max((f - e).abs());
+                    }
+                })
+                .unwrap();
+        }
+        start += tokens.len();
+    }
+    largest
+}
+
+#[test]
+fn families_agree_with_their_reference() {
+    for name in ["llama", "llama3", "mistral", "gemma3"] {
+        let off = largest_difference("causal-families", name, 7);
+        println!("{name}: {off:.2e}");
+        assert!(off <= 1e-4, "{name}: logits differ by {off}");
+    }
+}
+
+#[test]
+fn quantisation_types_agree_with_their_reference() {
+    for name in ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_S", "Q5_K_S", "Q6_K"] {
+        let off = largest_difference("quant-types", name, 40);
+        println!("{name}: {off:.2e}");
+        assert!(off <= 1e-4, "{name}: logits differ by {off}");
+    }
+}

@@ -1,0 +1,66 @@
+//! What several test files need: fixtures, golden tensors, a model on whatever device is there.
+#![allow(dead_code)] // each test file uses its part
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use axe::checkpoint::gguf::Gguf;
+use axe::device::{Device, DeviceOptions, DeviceSelector};
+use axe::model::{Causal, LoadOptions};
+use axe::ops::CacheKind;
+
+/// A file under tests/fixtures.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// A model file that scripts/fetch-model.sh puts in place.
+pub fn real_model(name: &str) -> PathBuf {
+    let dir = std::env::var_os("AXE_TEST_MODELS")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(".axe/models"), PathBuf::from);
+    let path = dir.join(name);
+    assert!(
+        path.exists(),
+        "{} is missing: run scripts/fetch-model.sh smollm2 and scripts/fetch-model.sh gemma3-270m",
+        path.display()
+    );
+    path
+}
+
+/// The tensors `ids` and `logits` of a golden file.
+pub fn golden(name: &str) -> (Vec<u32>, Vec<f32>) {
+    let bytes = std::fs::read(fixture(name)).unwrap();
+    (tensor_i32(&bytes, "ids").iter().map(|&id| id as u32).collect(), tensor_f32(&bytes, "logits"))
+}
+
+/// A tensor of i32.
+pub fn tensor_i32(file: &[u8], name: &str) -> Vec<i32> {
+    let file = safetensors::SafeTensors::deserialize(file).unwrap();
+    let tensor = file.tensor(name).unwrap();
+    tensor.data().chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// A tensor of f32.
+pub fn tensor_f32(file: &[u8], name: &str) -> Vec<f32> {
+    let file = safetensors::SafeTensors::deserialize(file).unwrap();
+    let tensor = file.tensor(name).unwrap();
+    tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// The default device, with programs and repacked weights cached under target/.
+pub fn device() -> Device {
+    let cache_dir = Some(cache_dir());
+    Device::open(&DeviceSelector::default(), &DeviceOptions { cache_dir, ..Default::default() }).unwrap()
+}
+
+/// Where tests keep programs and repacked weights.
+pub fn cache_dir() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache")
+}
+
+/// A model with room for `context` positions, passes of up to `rows` rows, all with logits.
+pub fn open_model(path: &Path, context: usize, rows: usize, cache: CacheKind) -> Causal {
+    let gguf = Arc::new(Gguf::open(path).unwrap());
+    let options = LoadOptions { context, rows, logit_rows: rows, cache, cache_dir: Some(cache_dir()) };
+    Causal::load(device(), gguf, &options, &mut |_| {}).unwrap()
+}
