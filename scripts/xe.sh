@@ -19,6 +19,7 @@
 #   AXE_OPENCL         intel, pocl or system: the OpenCL runtime (see scripts/setup.sh)
 #   AXE_CONFIG         the configuration file (daemon.toml of the project)
 #   AXE_IMAGE          run this container image with podman or docker instead of the local build
+#   AXE_RUN_DIR        where socket, log and process id are kept (.axe/run of the project)
 #   AXE_START_TIMEOUT  seconds to wait until ready (600)
 #   AXE_STOP_TIMEOUT   seconds to wait for running requests at a stop (120)
 #
@@ -47,7 +48,7 @@ fi
 # What the running daemon was started with; a difference means that `up` has to start it anew.
 fingerprint() {
     printf '%s\n' "port $port" "model $model" "name ${SERVED_MODEL_NAME:-}" "opencl ${OCL_ICD_VENDORS:-system}" \
-        "config $(sha256sum <"$config" 2>/dev/null || true)"
+        "config $(cat -- "$config" 2>/dev/null | sha256sum)"
     if [[ ${AXE_IMAGE:-} ]]; then
         echo "image $AXE_IMAGE"
     else

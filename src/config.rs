@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
+use crate::ops::CacheKind;
 use source::Sources;
 pub use source::{Origin, Override};
 
@@ -184,6 +185,10 @@ pub struct DeviceConfig {
     pub zero_copy: bool,
     /// Prompt tokens in one pass; chosen by device when unset.
     pub prefill_chunk: Option<usize>,
+    /// Number type of the key-value cache.
+    pub kv_cache: CacheKind,
+    /// Threads of a CPU device; all processors when unset.
+    pub threads: Option<usize>,
     /// Time every kernel (costs a few per cent).
     pub profiling: bool,
 }
@@ -360,6 +365,16 @@ fn read_device(s: &mut Sources, places: &Places) -> Result<DeviceConfig, ConfigE
         cache_dir: s.path("device.cache_dir")?.unwrap_or_else(|| places.cache.clone()),
         zero_copy: s.any("device.zero_copy", true)?,
         prefill_chunk: nonzero(s.integer("device.prefill_chunk", 0, 0, 4096)?),
+        kv_cache: match s
+            .checked("device.kv_cache", "f16".to_owned(), "f16 or f32", |kind| {
+                kind.parse::<CacheKind>().is_ok()
+            })?
+            .as_str()
+        {
+            "f32" => CacheKind::F32,
+            _ => CacheKind::F16,
+        },
+        threads: nonzero(s.integer("device.threads", 0, 0, 4096)?),
         profiling: s.any("device.profiling", false)?,
     })
 }

@@ -92,7 +92,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// Everything in [`DaemonError`]; an end by signal or drain is none.
 pub fn run(
     config: Config,
-    load: impl FnOnce(&LoadProgress, &Board) -> Result<Loaded, BackendError> + Send + 'static,
+    load: impl FnOnce(&LoadProgress, &Arc<Board>) -> Result<Loaded, BackendError> + Send + 'static,
 ) -> Result<(), DaemonError> {
     let ring = LogRing::new(config.log.ring_size);
     let control = logging::start(&config.log, ring.clone()).map_err(DaemonError::LogLevel)?;
@@ -113,7 +113,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> DaemonError {
 
 async fn serve(
     config: Config,
-    load: impl FnOnce(&LoadProgress, &Board) -> Result<Loaded, BackendError> + Send + 'static,
+    load: impl FnOnce(&LoadProgress, &Arc<Board>) -> Result<Loaded, BackendError> + Send + 'static,
     ring: LogRing,
     control: LogControl,
 ) -> Result<(), DaemonError> {

@@ -1,13 +1,26 @@
 //! From a checkpoint on disk to a model on the device, ready for the engine.
 
+use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
+
+use axectl::protocol;
 
 use crate::admin::Board;
 use crate::checkpoint::gguf::Gguf;
-use crate::config::Config;
-use crate::decode::BackendError;
-use crate::engine::{LoadProgress, Loaded};
+use crate::checkpoint::quant::GgmlType;
+use crate::config::{Config, DeviceConfig, DeviceKind};
+use crate::decode::{Backend, BackendError, CausalBackend, Generation, Memory, Sampling};
+use crate::device::{self, Device, DeviceOptions, DeviceSelector, runtime};
+use crate::engine::{LoadProgress, Loaded, Model};
+use crate::model::{Causal, CausalConfig, LoadOptions};
 use crate::text::{ChatTemplate, Tokenizer};
+
+/// Context of a request when the configuration names none and the model would allow more.
+const DEFAULT_CONTEXT: usize = 8192;
+/// Prompt tokens in one pass when the configuration does not say: enough rows to make a pass compute-bound, few enough
+/// to cancel soon.
+const DEFAULT_CHUNK: usize = 256;
 
 /// The text side of a checkpoint: its tokenizer and its chat template, which the configuration may replace.
 ///
@@ -25,6 +38,39 @@ pub fn text_side(config: &Config, gguf: &Gguf) -> Result<(Tokenizer, Option<Chat
     Ok((tokenizer, template))
 }
 
+/// Which device the configuration means.
+pub fn selector(config: &DeviceConfig) -> DeviceSelector {
+    DeviceSelector {
+        platform: config
+            .platform
+            .clone()
+            .or_else(|| runtime::located().and_then(|located| located.platform).map(str::to_owned)),
+        kind: match config.kind {
+            DeviceKind::Auto => None,
+            DeviceKind::Cpu => Some(device::DeviceKind::Cpu),
+            DeviceKind::Gpu => Some(device::DeviceKind::Gpu),
+            DeviceKind::Accelerator => Some(device::DeviceKind::Accelerator),
+        },
+        name: config.name.clone(),
+        pci: config.pci.clone(),
+    }
+}
+
+/// Opens the device that the configuration means.
+///
+/// # Errors
+/// No device, or none that fits.
+pub fn open_device(config: &DeviceConfig) -> Result<Device, device::DeviceError> {
+    Device::open(
+        &selector(config),
+        &DeviceOptions {
+            cache_dir: Some(config.cache_dir.clone()),
+            profiling: config.profiling,
+            memory_limit: config.memory_limit,
+        },
+    )
+}
+
 /// Loads the model for serving; runs on the engine's thread.
 ///
 /// # Errors
@@ -33,10 +79,121 @@ pub fn load(
     config: &Config,
     path: &Path,
     progress: &LoadProgress,
-    _board: &Board,
+    board: &Arc<Board>,
 ) -> Result<Loaded, BackendError> {
     progress.report(0.0, "reading the checkpoint");
-    let gguf = Gguf::open(path)?;
-    let _text = text_side(config, &gguf)?;
-    Err(format!("cannot run {}: this build has no forward pass", path.display()).into())
+    let gguf = Arc::new(Gguf::open(path)?);
+    let device = open_device(&config.device)?;
+    let info = device.info().clone();
+    tracing::info!(device = %info, driver = info.driver_version, "opened");
+    board.pin_device(protocol::Device {
+        name: info.name.clone(),
+        kind: info.kind.to_string(),
+        platform: format!("{} ({})", info.platform, info.platform_version),
+        driver: info.driver_version.clone(),
+        pci: info.pci.clone(),
+        compute_units: info.compute_units,
+        memory_bytes: info.global_mem,
+    });
+    let trained = CausalConfig::read(&gguf)?;
+    let context = match config.model.context_length {
+        Some(wanted) if wanted > trained.context => {
+            board.warn(format!(
+                "model.context_length is {wanted}, the model was trained for {}: using that",
+                trained.context
+            ));
+            trained.context
+        }
+        Some(wanted) => wanted,
+        None => trained.context.min(DEFAULT_CONTEXT),
+    };
+    let options = LoadOptions {
+        context,
+        rows: config.device.prefill_chunk.unwrap_or(DEFAULT_CHUNK),
+        logit_rows: 1,
+        cache: config.device.kv_cache,
+        cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
+    };
+    // The tokenizer takes host time only; the device is busy compiling and repacking meanwhile.
+    let (text, model) = std::thread::scope(|scope| {
+        let text = scope.spawn(|| text_side(config, &gguf));
+        let model = Causal::load(device, Arc::clone(&gguf), &options, &mut |share| {
+            progress.report(f64::from(share), "preparing kernels and weights");
+        });
+        (text.join(), model)
+    });
+    let (tokenizer, template) = match text {
+        Ok(text) => text?,
+        Err(panic) => std::panic::resume_unwind(panic),
+    };
+    let model = model?;
+    let identity = gguf.identity().to_string();
+    board.pin_model(protocol::Model {
+        name: config.model.name(),
+        path: path.display().to_string(),
+        architecture: trained.family.architecture().to_owned(),
+        quantisation: quantisation(&gguf).to_owned(),
+        identity: identity.clone(),
+        context_length: context,
+    });
+    Ok(Loaded {
+        backend: Box::new(Observed { backend: CausalBackend::new(model), board: Arc::clone(board) }),
+        model: Model {
+            name: config.model.name(),
+            identity,
+            device: format!("{} ({}, {} compute units)", info.name, info.platform, info.compute_units),
+            context_length: context,
+            tokenizer,
+            template,
+        },
+    })
+}
+
+/// The type of most weights.
+fn quantisation(gguf: &Gguf) -> &'static str {
+    let mut bytes: HashMap<GgmlType, u64> = HashMap::new();
+    for tensor in gguf.tensors().iter().filter(|tensor| tensor.name.starts_with("blk.")) {
+        *bytes.entry(tensor.ty).or_default() += tensor.values();
+    }
+    bytes.into_iter().max_by_key(|&(ty, values)| (values, ty.id())).map_or("unknown", |(ty, _)| ty.name())
+}
+
+/// The backend, with the kernels' times shown on the operator's board.
+struct Observed {
+    backend: CausalBackend,
+    board: Arc<Board>,
+}
+
+impl Backend for Observed {
+    fn start<'a>(
+        &'a mut self,
+        prompt: &[u32],
+        sampling: &Sampling,
+    ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        self.backend.start(prompt, sampling)
+    }
+
+    fn context_length(&self) -> usize {
+        self.backend.context_length()
+    }
+
+    /// The engine asks after every job: the moment to show what kernels took, too.
+    fn memory(&self) -> Memory {
+        let device = self.backend.model().device();
+        match device.profile() {
+            Ok(times) => self.board.pin_profile(protocol::Profile {
+                enabled: device.is_profiling(),
+                kernels: times
+                    .into_iter()
+                    .map(|time| protocol::KernelTime {
+                        kernel: format!("{}: {}", time.program, time.kernel),
+                        launches: time.launches,
+                        total_ns: time.total_ns,
+                    })
+                    .collect(),
+            }),
+            Err(error) => tracing::debug!(%error, "no kernel times"),
+        }
+        self.backend.memory()
+    }
 }

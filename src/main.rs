@@ -107,6 +107,8 @@ fn main() -> ExitCode {
 
 fn serve(settings: Settings) -> Result<()> {
     let config = settings.into_config()?;
+    // Before any thread starts: it may have to set variables that the OpenCL loader reads.
+    let runtime = axe::device::runtime::locate(config.device.threads)?;
     let path = config
         .model
         .path
@@ -115,6 +117,9 @@ fn serve(settings: Settings) -> Result<()> {
     // Loading happens on another thread, after the sockets are bound; a missing file is known at once.
     std::fs::File::open(&path).with_context(|| format!("cannot open the model {}", path.display()))?;
     let for_loading = config.clone();
-    axe::daemon::run(config, move |progress, board| axe::load::load(&for_loading, &path, progress, board))?;
+    axe::daemon::run(config, move |progress, board| {
+        tracing::info!(vendors = ?runtime.vendors, "OpenCL runtime: {}", runtime.reason);
+        axe::load::load(&for_loading, &path, progress, board)
+    })?;
     Ok(())
 }

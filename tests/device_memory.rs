@@ -137,7 +137,7 @@ fn an_aligned_view_is_the_hosts_own_memory_on_a_cpu() {
         let seen = device.with_mapped(&view, 0..4096, <[u8]>::as_ptr).unwrap();
         assert_eq!(seen, page.0[4096..].as_ptr());
     }
-    assert_eq!(sum_on_device(&device, &view, 1024), (1024..2048).sum());
+    assert_eq!(sum_on_device(&device, &view, 1024), (1024u32..2048).sum::<u32>());
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn an_unaligned_view_is_a_copy_with_the_same_bytes() {
     let view = device.wrap(Purpose::Weights, page.clone(), 4..4096 + 4).unwrap();
     assert!(!view.is_zero_copy() && view.is_read_only());
     assert_eq!(Arc::strong_count(&page), 1, "a copy does not keep its source");
-    assert_eq!(sum_on_device(&device, &view, 1024), (1..1025).sum());
+    assert_eq!(sum_on_device(&device, &view, 1024), (1u32..1025).sum::<u32>());
 }
 
 #[test]

@@ -102,7 +102,16 @@ fn greedy_text_is_the_references() {
             let gap = case["gaps"][at].as_f64().unwrap();
             println!(
                 "{stem}: {:?} leaves the reference at token {at}: {} for {}, where the reference's own gap is {gap}",
-                case["text"].as_str().unwrap_or_default().chars().rev().take(40).collect::<Vec<_>>().iter().rev().collect::<String>(),
+                case["text"]
+                    .as_str()
+                    .unwrap_or_default()
+                    .chars()
+                    .rev()
+                    .take(40)
+                    .collect::<Vec<_>>()
+                    .iter()
+                    .rev()
+                    .collect::<String>(),
                 found[at],
                 expected[at]
             );

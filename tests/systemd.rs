@@ -57,8 +57,15 @@ fn exposure_is_low() {
 #[test]
 fn the_template_differs_only_in_its_places() {
     let settings = |name: &str| -> Vec<String> {
-        let places =
-            ["Description", "ExecStart", "Environment", "RuntimeDirectory=", "CacheDirectory=", "AssertPath"];
+        let places = [
+            "Description",
+            "ExecStart=",
+            "ExecStartPre=",
+            "Environment",
+            "RuntimeDirectory=",
+            "CacheDirectory=",
+            "AssertPath",
+        ];
         text(name)
             .lines()
             .filter(|line| !line.starts_with('#') && !places.iter().any(|place| line.starts_with(place)))

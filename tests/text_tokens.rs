@@ -1,4 +1,5 @@
 //! Tokenizers of real models: golden ids, round trips, hostile text, time.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail the test that calls them")]
 
 mod text_support;
 
@@ -190,14 +191,20 @@ fn hostile_text_is_encoded_in_time() {
     }
 }
 
+/// Time that this thread has computed, which other programs cannot stretch as they do the time on the clock.
+fn computed() -> Duration {
+    let schedule = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(schedule.split_whitespace().next().unwrap().parse().unwrap())
+}
+
 #[test]
 fn vocabularies_are_read_in_time() {
     for (name, limit) in [(SMOLLM2, 60), (GEMMA3, 150)] {
         let gguf = Gguf::open(&model(name)).unwrap();
         let best = (0..5).map(|_| {
-            let start = Instant::now();
+            let start = computed();
             let tokenizer = Tokenizer::new(vocabulary(&gguf).unwrap()).unwrap();
-            let took = start.elapsed();
+            let took = computed() - start;
             assert!(tokenizer.vocab_size() > 0);
             took
         });

@@ -14,8 +14,8 @@ Exit codes:
   3  the daemon cannot be reached: not running, elsewhere, too slow, or not for this user
   4  not found: there is no such job
 
-The socket is, in this order: --socket, AXED_SOCKET, /run/axed/admin.sock,
-$XDG_RUNTIME_DIR/axed/admin.sock (or /tmp/axed-UID/admin.sock), and the only one of
+The socket is, in this order: --socket, AXED_SOCKET, $XDG_RUNTIME_DIR/axed/admin.sock
+(or /tmp/axed-UID/admin.sock), /run/axed/admin.sock, and the only one of
 /run/axed/*/admin.sock, where daemons that serve one card each have theirs.
 
 The daemon serves root, its own user and members of its group (admin.group in daemon.toml).

@@ -8,14 +8,14 @@ pub const VARIABLE: &str = "AXED_SOCKET";
 /// Where the packaged service has it.
 pub const SYSTEM: &str = "/run/axed/admin.sock";
 
-/// Where `axectl` looks for the user `uid`: the first that exists of the service's place, the user's own and, when
+/// Where `axectl` looks for the user `uid`: the first that exists of the user's own place, the service's and, when
 /// there is exactly one, a card's own under `/run/axed/`; the service's place when none exists.
 ///
 /// These are the places where the daemon puts its socket when its configuration does not say.
 pub fn for_client(uid: u32, variable: impl Fn(&str) -> Option<String>) -> PathBuf {
     let system = PathBuf::from(SYSTEM);
     let own = for_user(uid, variable);
-    if let Some(found) = [&system, &own].into_iter().find(|path| path.exists()) {
+    if let Some(found) = [&own, &system].into_iter().find(|path| path.exists()) {
         return found.clone();
     }
     let mut cards = system.parent().map(sockets_below).unwrap_or_default();
@@ -35,9 +35,13 @@ pub fn sockets_below(directory: &Path) -> Vec<PathBuf> {
 }
 
 fn for_user(uid: u32, variable: impl Fn(&str) -> Option<String>) -> PathBuf {
-    match variable("XDG_RUNTIME_DIR").filter(|path| path.starts_with('/')) {
-        Some(directory) => Path::new(&directory).join("axed/admin.sock"),
-        None => PathBuf::from(format!("/tmp/axed-{uid}/admin.sock")),
+    let folder = |name: &str| variable(name).filter(|path| path.starts_with('/')).map(PathBuf::from);
+    match folder("XDG_RUNTIME_DIR") {
+        Some(directory) => directory.join("axed/admin.sock"),
+        None => {
+            let temporary = folder("TMPDIR").unwrap_or_else(|| PathBuf::from("/tmp"));
+            temporary.join(format!("axed-{uid}/admin.sock"))
+        }
     }
 }
 
@@ -51,6 +55,8 @@ mod tests {
         assert_eq!(for_user(5, variable), Path::new("/run/user/5/axed/admin.sock"));
         assert_eq!(for_user(5, |_| None), Path::new("/tmp/axed-5/admin.sock"));
         assert_eq!(for_user(5, |_| Some("relative".into())), Path::new("/tmp/axed-5/admin.sock"));
+        let elsewhere = |name: &str| (name == "TMPDIR").then(|| "/scratch".to_owned());
+        assert_eq!(for_user(5, elsewhere), Path::new("/scratch/axed-5/admin.sock"));
     }
 
     #[test]

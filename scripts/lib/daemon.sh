@@ -25,6 +25,9 @@ daemon_running() {
 
 # start_daemon: expects the variables port, config and model.
 start_daemon() {
+    # The kernel cuts names of sockets off.
+    ((${#AXE_SOCKET} < 108)) ||
+        die "the path of the admin socket is too long for a socket: $AXE_SOCKET; set AXE_RUN_DIR to a shorter folder"
     local arguments=(--model "$model" --port "$port" --admin-socket "$AXE_SOCKET")
     [[ ! -e $config ]] || arguments=(--config "$config" "${arguments[@]}")
     [[ -z ${SERVED_MODEL_NAME:-} ]] || arguments+=(--served-name "$SERVED_MODEL_NAME")

@@ -1,11 +1,23 @@
 //! `axed logits`
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use axe::checkpoint::gguf::Gguf;
+use axe::config::Config;
+use axe::model::{Causal, LoadOptions, Logits};
+use axe::ops::CacheKind;
+use axe::text::{Specials, Tokenizer};
 use clap::Args;
+use safetensors::tensor::{Dtype, TensorView};
+
+/// Tokens in a pass when `--block` does not say: more only cost memory for logits.
+const DEFAULT_BLOCK: usize = 64;
 
 /// Write the logits of every position of a text to a safetensors file.
+///
+/// The text is fed as it is: position t of `logits` is what the model says after the first t + 1 ids.
 #[derive(Debug, Args)]
 #[group(id = "input", required = true, multiple = false, args = ["ids", "text"])]
 pub struct Options {
@@ -15,18 +27,70 @@ pub struct Options {
     /// Token ids, separated by commas.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub ids: Vec<u32>,
-    /// File with a text to tokenize.
+    /// File with a text to tokenize (`-`: standard input); the begin-of-text token comes first if the model wants one.
     #[arg(long, value_name = "FILE")]
     pub text: Option<PathBuf>,
-    /// Tokens fed in one pass; all at once by default.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Tokens fed in one pass. The logits do not depend on it.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub block: Option<u32>,
+    /// Number type of the key-value cache. The server's default is f16; f32 shows the model without that rounding.
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    pub kv_cache: CacheKind,
     /// The file to write: `ids` i32 [T] and `logits` f32 [T, V].
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
+    /// Configuration file, for the device to use [default: as for `serve`].
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 }
 
 /// Runs the model over the tokens.
 pub fn run(options: &Options) -> Result<()> {
-    bail!("cannot run {}: this build has no forward pass", options.model.display())
+    let config = Config::load(options.config.as_deref(), Vec::new())?;
+    axe::device::runtime::locate(config.device.threads)?;
+    let gguf = Arc::new(Gguf::open(&options.model)?);
+    let ids = match &options.text {
+        Some(path) => {
+            let tokenizer = Tokenizer::new(axe::model::vocabulary(&gguf)?)?;
+            tokenizer.with_bos(tokenizer.encode(&super::read_text(path)?, Specials::Text))
+        }
+        None => options.ids.clone(),
+    };
+    if ids.is_empty() {
+        bail!("the text has no tokens");
+    }
+    let block = options.block.map_or(DEFAULT_BLOCK, |block| block as usize).min(ids.len());
+    let load = LoadOptions {
+        context: ids.len(),
+        rows: block,
+        logit_rows: block,
+        cache: options.kv_cache,
+        cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
+    };
+    let device = axe::load::open_device(&config.device)?;
+    let mut model = Causal::load(device, gguf, &load, &mut |_| {})?;
+    let vocabulary = model.config().vocabulary;
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
+        bail!("token id {id} is outside the vocabulary of {vocabulary} tokens");
+    }
+    let trained = model.config().context;
+    if ids.len() > trained {
+        bail!("{} tokens are more than the {trained} that the model was trained for", ids.len());
+    }
+    let mut logits: Vec<u8> = Vec::with_capacity(ids.len() * vocabulary * 4);
+    for (part, tokens) in ids.chunks(block).enumerate() {
+        model.forward(tokens, part * block, Logits::All)?;
+        for row in 0..tokens.len() {
+            model.with_logits(row, |row| {
+                row.iter().for_each(|logit| logits.extend_from_slice(&logit.to_le_bytes()));
+            })?;
+        }
+    }
+    let id_bytes: Vec<u8> = ids.iter().flat_map(|&id| (id as i32).to_le_bytes()).collect();
+    let tensors = [
+        ("ids", TensorView::new(Dtype::I32, vec![ids.len()], &id_bytes)?),
+        ("logits", TensorView::new(Dtype::F32, vec![ids.len(), vocabulary], &logits)?),
+    ];
+    safetensors::serialize_to_file(tensors, None, &options.output)
+        .with_context(|| format!("cannot write {}", options.output.display()))
 }

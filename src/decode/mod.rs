@@ -3,10 +3,17 @@
 //! The engine sees this room only through [`Backend`] and [`Generation`]; it owns both on its one thread, so
 //! neither need be `Send`.
 
-use std::error::Error;
+mod causal;
+mod philox;
+mod sample;
+
+pub use causal::CausalBackend;
+pub use sample::{Sampler, argmax};
+
+use thiserror::Error;
 
 /// A failure inside the model or the device; its text is for the operator and the caller.
-pub type BackendError = Box<dyn Error + Send + Sync>;
+pub type BackendError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A model resident on a device, ready to run one generation at a time.
 pub trait Backend {
@@ -106,4 +113,25 @@ impl Default for Sampling {
             seed: 0,
         }
     }
+}
+
+/// Why no token could be chosen.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum SamplingError {
+    /// The model's numbers are broken; nothing after them can be trusted.
+    #[error(
+        "logit of token {token} at position {position} is {logit}: the pass that made it overflowed or the weights \
+         are damaged"
+    )]
+    NotFinite {
+        /// Position of the token to be chosen.
+        position: usize,
+        /// Token whose logit it is.
+        token: usize,
+        /// The logit.
+        logit: f32,
+    },
+    /// The model gave no logits.
+    #[error("the model has an empty vocabulary")]
+    NoLogits,
 }

@@ -8,7 +8,7 @@
 //! | clocks | `tile0/gt0/freq0/act_freq` … | `drm/card0/gt/gt0/rps_act_freq_mhz` … |
 //! | energy, limits, temperatures, fans | `hwmon` of the PCI device | the same |
 //! | window into the card's memory | `resource` of the PCI device, line 2 | the same |
-//! | GuC firmware | `/sys/kernel/debug/dri/*/gt0/uc/guc_info`, for root only | the same |
+//! | GuC firmware | `/sys/kernel/debug/dri/*/gt0/uc/guc_info`, for root only; else the copy below `/run/axed` that the systemd unit makes | the same |
 //!
 //! Every figure is optional. All paths start at a root that tests replace.
 
@@ -170,9 +170,12 @@ impl Sampler {
     }
 
     fn guc(&self, pci: &str) -> Option<Firmware> {
+        // Only root may read the kernel's own files; the service's start leaves copies for its user.
+        let places = ["sys/kernel/debug/dri", "run/axed/firmware", &format!("run/axed/{pci}/firmware")]
+            .map(|p| self.root.join(p));
         // The directory is named by the PCI address on newer kernels, by a number on others; then `name` in it
         // tells the card: `xe dev=0000:03:00.0 unique=0000:03:00.0`.
-        let directory = entries(&self.root.join("sys/kernel/debug/dri")).into_iter().find(|directory| {
+        let directory = places.iter().flat_map(|place| entries(place)).find(|directory| {
             directory.file_name().is_some_and(|name| name == pci)
                 || text(&directory.join("name"))
                     .is_some_and(|name| name.split_whitespace().any(|word| word == format!("dev={pci}")))

@@ -13,8 +13,8 @@ use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device, Purpose};
 use crate::ops::{
-    ATTENTION_START, Attention, Cache, CacheKind, Finish, Format, Kernels, Matrix, Output, ROTATE_START, ROW_MULTIPLE,
-    Rotation, RowInput, STRIDE_MULTIPLE, round_up, self_test,
+    ATTENTION_START, Attention, Cache, CacheKind, Finish, Format, Kernels, Matrix, Output, ROTATE_START,
+    ROW_MULTIPLE, Rotation, RowInput, STRIDE_MULTIPLE, round_up, self_test,
 };
 
 /// Passes of different widths that are kept prepared; the oldest goes first.
@@ -194,13 +194,10 @@ impl Causal {
         formats.dedup();
         self_test(&device, &kernels, &formats, config.head_size, options.cache)?;
         progress(0.05);
-        let matrices = weights::load(
-            &device,
-            &gguf,
-            &parts.blueprints,
-            options.cache_dir.as_deref(),
-            &mut |share| progress(0.05 + 0.9 * share),
-        )?;
+        let matrices =
+            weights::load(&device, &gguf, &parts.blueprints, options.cache_dir.as_deref(), &mut |share| {
+                progress(0.05 + 0.9 * share)
+            })?;
         let loader = Loader { device: &device, gguf: &gguf, config: &config, options };
         let angles = loader.angles(&config.rope)?;
         let sliding_angles = match &config.sliding {
@@ -484,10 +481,7 @@ impl<'a> Builder<'a> {
             }
             GateUp::Apart(first, up) => self.products(
                 input,
-                &[
-                    (first, Finish::Store, rows(gate)),
-                    (up, Finish::GatedWith(activation, gate), rows(inner)),
-                ],
+                &[(first, Finish::Store, rows(gate)), (up, Finish::GatedWith(activation, gate), rows(inner))],
             )?,
         }
         self.joined();
@@ -580,8 +574,7 @@ impl Parts {
             return Err(ModelError::Unsupported { path: gguf.path().to_owned(), what });
         }
         let mut joined: Vec<(Vec<TensorInfo>, usize)> = Vec::new();
-        for (part, rows, at) in
-            [("attn_q", q, 0), ("attn_k", kv, strides.k_at), ("attn_v", kv, strides.v_at)]
+        for (part, rows, at) in [("attn_q", q, 0), ("attn_k", kv, strides.k_at), ("attn_v", kv, strides.v_at)]
         {
             let tensor = tensor(part, [hidden, rows])?;
             match joined.last_mut() {
@@ -645,12 +638,7 @@ impl Scratch {
         .map(|values| values * 4)
     }
 
-    fn new(
-        device: &Device,
-        strides: &Strides,
-        rows: usize,
-        logit_rows: usize,
-    ) -> Result<Self, ModelError> {
+    fn new(device: &Device, strides: &Strides, rows: usize, logit_rows: usize) -> Result<Self, ModelError> {
         let mut sizes = Self::bytes(strides, rows, logit_rows).into_iter();
         let mut zeros = || -> Result<Buffer, ModelError> {
             let buffer = device.alloc(Purpose::Scratch, sizes.next().unwrap_or(4))?;

@@ -169,7 +169,10 @@ impl CausalConfig {
             if metadata.f32(&key(name)).ok().flatten().is_some_and(|v| v != 0.0)
                 || metadata.u32(&key(name)).ok().flatten().is_some_and(|v| v != 0)
             {
-                return Err(unsupported(format!("{} is set; this version does not run such models", key(name))));
+                return Err(unsupported(format!(
+                    "{} is set; this version does not run such models",
+                    key(name)
+                )));
             }
         }
         let base = |name: &str, default: Option<f32>| -> Result<f32, ModelError> {
@@ -242,7 +245,9 @@ impl CausalConfig {
                 }
                 format!("{factor_key} is {factor}; expected a finite number of 1 or more")
             }
-            other => format!("{kind_key} is '{other}'; this version knows none, linear and rope_freqs.weight"),
+            other => {
+                format!("{kind_key} is '{other}'; this version knows none, linear and rope_freqs.weight")
+            }
         };
         Err(ModelError::Unsupported { path: gguf.path().to_owned(), what })
     }

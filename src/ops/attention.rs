@@ -181,7 +181,11 @@ impl Kernels {
             .max(rotation.k_at + cache.heads * head)
             .max(rotation.v_at + cache.heads * head);
         shape(OP, rotation.stride >= width && rotation.qkv.size() >= rows * rotation.stride * 4, || {
-            format!("{rows} rows of {width} values in {} bytes, stride {}", rotation.qkv.size(), rotation.stride)
+            format!(
+                "{rows} rows of {width} values in {} bytes, stride {}",
+                rotation.qkv.size(),
+                rotation.stride
+            )
         })?;
         let (q_norm, k_norm) = rotation.norms.unwrap_or((self.unused(), self.unused()));
         Ok(Launch::with_args(

@@ -251,7 +251,8 @@ impl Format {
             }
             _ => {
                 let scale = f16_at(block + lane * 2) * f32::from(tile[block + 64 + group * TILE + lane]);
-                let offset = f16_at(block + 32 + lane * 2) * f32::from(tile[block + 192 + group * TILE + lane]);
+                let offset =
+                    f16_at(block + 32 + lane * 2) * f32::from(tile[block + 192 + group * TILE + lane]);
                 scale * code - offset
             }
         }

@@ -94,7 +94,9 @@ impl Kernels {
         self.kernel(device, ("matmul", number), name, || {
             (
                 format!("matmul.cl ({})", format.name()),
-                format!("#define FORMAT {number}\n#define ROWS {rows}\n{COMMON}{WEIGHTS}{PREPARE}{FINISH}{MATMUL}"),
+                format!(
+                    "#define FORMAT {number}\n#define ROWS {rows}\n{COMMON}{WEIGHTS}{PREPARE}{FINISH}{MATMUL}"
+                ),
             )
         })
     }

@@ -9,7 +9,9 @@ mod kernels;
 mod matmul;
 mod self_test;
 
-pub use attention::{ATTENTION_START, Attention, Cache, CacheKind, ROTATE_START, Rotation, attention_reference};
+pub use attention::{
+    ATTENTION_START, Attention, Cache, CacheKind, ROTATE_START, Rotation, attention_reference,
+};
 pub use format::{Format, ROW_MULTIPLE, Scales, TILE};
 pub use kernels::{Kernels, OpsError};
 pub use matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};

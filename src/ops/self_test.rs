@@ -1,6 +1,8 @@
 //! Every kernel once on a small input against its CPU reference, before a model relies on it.
 
-use super::attention::{ATTENTION_START, Attention, Cache, CacheKind, ROTATE_START, Rotation, attention_reference};
+use super::attention::{
+    ATTENTION_START, Attention, Cache, CacheKind, ROTATE_START, Rotation, attention_reference,
+};
 use super::kernels::{Kernels, OpsError};
 use super::matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
 use super::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, Scales, TILE};
@@ -208,9 +210,9 @@ fn products(device: &Device, kernels: &Kernels, format: Format) -> Result<(), Op
             );
             compare(device, "pack_rows", &sums_kept[row * stride..][..columns], &sum, 1e-5)?;
             let product = |output: usize| -> f64 {
-                weights.get(output * columns..(output + 1) * columns).map_or(0.0, |weights| {
-                    weights.iter().zip(&prepared).map(|(w, v)| w * v).sum::<f64>()
-                })
+                weights
+                    .get(output * columns..(output + 1) * columns)
+                    .map_or(0.0, |weights| weights.iter().zip(&prepared).map(|(w, v)| w * v).sum::<f64>())
             };
             let expected: Vec<f64> = (0..width)
                 .map(|i| {
@@ -240,13 +242,16 @@ fn products(device: &Device, kernels: &Kernels, format: Format) -> Result<(), Op
             let output = Output { rows: &one, at: 0, stride: out_stride };
             device.enqueue(&kernels.matvec(device, &matrix, &input, one_finish, &output)?)?;
             let one = download(device, &one)?;
-            let differs =
-                (0..width).find(|&i| one[i].to_bits() != many[row * out_stride + i].to_bits());
+            let differs = (0..width).find(|&i| one[i].to_bits() != many[row * out_stride + i].to_bits());
             if let Some(i) = differs {
                 return Err(OpsError::SelfTest {
                     kernel: format!("matvec {} {finish:?}", format.name()),
                     device: device.info().name.clone(),
-                    what: format!("value {i} is {}, many rows at once give {}", one[i], many[row * out_stride + i]),
+                    what: format!(
+                        "value {i} is {}, many rows at once give {}",
+                        one[i],
+                        many[row * out_stride + i]
+                    ),
                 });
             }
         }

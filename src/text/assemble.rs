@@ -103,7 +103,9 @@ impl Assembler {
         }
         // What a stop string has matched so far begins with a whole character, so this is a boundary.
         let matched = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
-        out.extend(self.held.drain(..self.held.len() - matched));
+        let safe = self.held.len() - matched;
+        out.push_str(&self.held[..safe]);
+        self.held.drain(..safe);
     }
 }
 

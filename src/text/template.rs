@@ -325,8 +325,10 @@ impl ChatTemplate {
             // Templates that print any role would print this one too; only a template that names it knows it.
             developer: self.source.contains("developer")
                 && shows(json!([message("developer", "probe one"), question]), &["probe one"]),
-            // A template that prints the list itself shows its keys too.
-            parts: shows(json!([parts]), &["probe question"]) && !shows(json!([parts]), &["'type'"]),
+            // A template that prints the list itself shows its keys too, quoted one way or the other.
+            parts: shows(json!([parts]), &["probe question"])
+                && !shows(json!([parts]), &["'type'"])
+                && !shows(json!([parts]), &["\"type\""]),
         }
     }
 
@@ -476,6 +478,8 @@ impl Write for Limited {
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
+
+    use proptest::prelude::*;
 
     use super::super::testing::{CONTROL, bytes_and};
     use super::*;
@@ -650,7 +654,9 @@ mod tests {
         let parts = json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]);
         let concatenates = "{% for m in messages %}{{ 'x' + m.content }}{% endfor %}";
         assert_eq!(render(concatenates, parts.clone()).unwrap(), "xab");
-        assert_eq!(render(PLAIN, parts).unwrap(), "user: ab;");
+        assert_eq!(render(PLAIN, parts.clone()).unwrap(), "user: ab;");
+        let joins = "{% for m in messages %}{{ 'x' ~ m.content }}{% endfor %}";
+        assert_eq!(render(joins, parts).unwrap(), "xab");
         let image = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]);
         let error = render(PLAIN, image).unwrap_err().to_string();
         assert!(error.contains("messages[0].content[0]") && error.contains("image_url"), "{error}");
@@ -704,6 +710,18 @@ mod tests {
         );
         // Templates that build special tokens from roles go on working.
         assert_eq!(control("<|{{ messages[0].role }}|>", &["<|user|>"], user("x")).0, [0]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_messages_make_a_special_token(contents in prop::collection::vec("[<s>/ab]{0,6}", 1..4)) {
+            let messages: Vec<Value> = contents.iter().map(|text| json!({"role": "user", "content": text})).collect();
+            let source = "{% for m in messages %}{{ m.content }}{% endfor %}";
+            let names = ["<s>", "</s>", "s>a", "><", "b", "aab"];
+            let (ids, text) = control(source, &names, Value::Array(messages));
+            prop_assert_eq!(ids, [0; 0]);
+            prop_assert_eq!(text, contents.concat());
+        }
     }
 
     #[test]

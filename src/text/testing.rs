@@ -1,4 +1,5 @@
 //! Small vocabularies for unit tests.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail the test that calls them")]
 
 use super::{Strings, TokenKind, Tokenizer, Vocabulary};
 

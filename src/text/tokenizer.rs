@@ -37,6 +37,9 @@ const TURN_ENDS: &[&str] = &[
     "</s>",
 ];
 
+/// Most bytes that the texts of all special tokens may have; real models have some ten thousands.
+const MAX_SPECIAL_BYTES: usize = 4 << 20;
+
 /// Whether special tokens are recognised in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Specials {
@@ -181,31 +184,35 @@ impl Tokenizer {
         ids
     }
 
-    /// Encodes text in which `mark` breaks what must not be read as a special token and stands for nothing.
+    /// Encodes text in which `mark` stands for nothing, but inside or behind the text of a special token makes it
+    /// plain text.
     fn encode_marked(&self, text: &str, specials: Specials, mark: Option<char>) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         let mut merger = Merger::default();
         let mut after_special = true;
-        let parse = specials == Specials::Parse;
-        self.control.split(parse, text, &mut |part| match part {
-            Part::Token(id) => {
-                ids.push(id);
-                after_special = true;
-            }
-            Part::Text(text) => {
-                let text = without(text, mark);
-                self.user_defined.split(true, &text, &mut |part| match part {
-                    Part::Token(id) => {
-                        ids.push(id);
-                        after_special = true;
-                    }
-                    Part::Text(text) => {
-                        self.encode_plain(text, after_special, &mut merger, &mut ids);
-                        after_special = false;
-                    }
-                });
-            }
-        });
+        let mut plain = |text: &str, after_special: &mut bool, ids: &mut Vec<u32>| {
+            let text = without(text, mark);
+            self.user_defined.split(&text, None, &mut |part| match part {
+                Part::Token(id) => {
+                    ids.push(id);
+                    *after_special = true;
+                }
+                Part::Text(text) => {
+                    self.encode_plain(text, *after_special, &mut merger, ids);
+                    *after_special = false;
+                }
+            });
+        };
+        match specials {
+            Specials::Text => plain(text, &mut after_special, &mut ids),
+            Specials::Parse => self.control.split(text, mark, &mut |part| match part {
+                Part::Token(id) => {
+                    ids.push(id);
+                    after_special = true;
+                }
+                Part::Text(text) => plain(text, &mut after_special, &mut ids),
+            }),
+        }
         ids
     }
 
@@ -383,6 +390,15 @@ impl Matcher {
         if patterns.is_empty() {
             return Ok(Self { search: None, ids });
         }
+        // The automaton takes some dozens of bytes for each of theirs.
+        let bytes: usize = patterns.iter().map(|pattern| pattern.len()).sum();
+        if bytes > MAX_SPECIAL_BYTES {
+            return Err(TextError::BadVocabulary {
+                what: format!(
+                    "special tokens have {bytes} bytes together, expected at most {MAX_SPECIAL_BYTES}"
+                ),
+            });
+        }
         // The cheapest automaton to build: six thousand patterns are usual.
         let search = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
@@ -398,11 +414,13 @@ impl Matcher {
         Some(self.search.as_ref()?.find(input)?.start())
     }
 
-    /// Hands out the tokens in `text` and the text between them, in order; all as text unless `active`.
-    fn split<'t>(&self, active: bool, text: &'t str, part: &mut dyn FnMut(Part<'t>)) {
+    /// Hands out the tokens in `text` and the text between them, in order. What ends before a `mark` is text.
+    fn split<'t>(&self, text: &'t str, mark: Option<char>, part: &mut dyn FnMut(Part<'t>)) {
         let mut at = 0;
-        let search = self.search.as_ref().filter(|_| active);
-        for found in search.into_iter().flat_map(|search| search.find_iter(text)) {
+        for found in self.search.iter().flat_map(|search| search.find_iter(text)) {
+            if mark.is_some_and(|mark| text[found.end()..].starts_with(mark)) {
+                continue;
+            }
             if at < found.start() {
                 part(Part::Text(&text[at..found.start()]));
             }
@@ -417,6 +435,8 @@ impl Matcher {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use proptest::prelude::*;
 
     use super::super::testing::{CONTROL, bytes_and, letter, pieces};
@@ -568,13 +588,18 @@ mod tests {
         is(spm(vec![f32::NAN]), "score of token 0 is NaN");
         let byte = Vocabulary { kinds: vec![TokenKind::Byte], ..spm(vec![0.0]) };
         is(byte, "token 0 `a` is of kind byte");
+        let huge = "x".repeat(MAX_SPECIAL_BYTES + 1);
+        is(
+            Vocabulary { kinds: vec![Control], ..vocabulary(&[&huge], &[]) },
+            "special tokens have 4194305 bytes",
+        );
     }
 
     proptest! {
         #[test]
         fn bytes_round_trip(text in any::<String>()) {
-            let tokenizer = bytes_and(&["<s>"]);
-            prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text, Specials::Text)), text);
+            static BYTES: LazyLock<Tokenizer> = LazyLock::new(|| bytes_and(&["<s>"]));
+            prop_assert_eq!(BYTES.decode(&BYTES.encode(&text, Specials::Text)), text);
         }
     }
 }

@@ -41,7 +41,8 @@ class Handler(BaseHTTPRequestHandler):
     name, started, last_prompt = "stub", time.time(), []
 
     def log_message(self, text, *arguments):
-        print("request", text % arguments, file=sys.stderr, flush=True)
+        if self.path != "/ready":
+            print("request", text % arguments, file=sys.stderr, flush=True)
 
     def answer(self, status, body, kind="application/json", headers=()):
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -200,6 +201,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        """Who hangs up is no news."""
+
+
 def main():
     parser = argparse.ArgumentParser()
     for flag in ("--config", "--model", "--port", "--served-name", "--admin-socket"):
@@ -208,8 +216,7 @@ def main():
     if FAULT == "dies-at-start":
         sys.exit(f"error: {flags.model}: truncated at byte 17")
     Handler.name = flags.served_name or pathlib.Path(flags.model).stem
-    server = ThreadingHTTPServer(("127.0.0.1", int(flags.port)), Handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", int(flags.port)), Handler)
     stop = (lambda *_: None) if FAULT == "hangs-at-stop" else (lambda *_: threading.Thread(target=server.shutdown).start())
     signal.signal(signal.SIGTERM, stop)
     print("listening on", flags.port, file=sys.stderr, flush=True)

@@ -83,8 +83,13 @@ class Project(unittest.TestCase):
         return int((self.root / ".axe/run/axed.pid").read_text())
 
     def kill_daemon(self):
+        self.kill(self.root / ".axe/run/axed.pid")
+
+    @staticmethod
+    def kill(pid_file):
+        """Ends the process whose id is in that file, if both exist."""
         try:
-            os.kill(self.pid(), 9)
+            os.kill(int(pid_file.read_text()), 9)
         except (OSError, ValueError):
             pass
 
@@ -94,6 +99,7 @@ class LifeOfTheDaemon(Project):
         text = self.expect(0, rf"Ready after .*http://127.0.0.1:{self.port}", "xe.sh", "up")
         self.assertRegex(text, r"which answers: \w+")
         self.assertIn("waiting for /ready: loading weights 25 %", text)
+        self.assertNotIn("No such file", text)
         self.assertNotIn("\x1b", text, "colour without a terminal")
         self.expect(0, r"axectl status --json at .*/\.axe/run/admin.sock", "xe.sh", "status", "--json")
         self.expect(0, r"axectl gpu at", "xe.sh", "gpu")
@@ -164,6 +170,10 @@ class LifeOfTheDaemon(Project):
             self.assertIsNone(other.poll(), "the other process was ended")
             other.kill()
 
+    def test_a_folder_too_deep_for_a_socket_is_told(self):
+        deep = str(self.root / ("x" * 100))
+        self.expect(1, "too long for a socket.*AXE_RUN_DIR", "xe.sh", "up", AXE_RUN_DIR=deep)
+
     def test_not_running_is_status_3(self):
         for word in ("status", "gpu", "logs", "test"):
             self.expect(3, "not running", "xe.sh", word)
@@ -198,7 +208,7 @@ case "$1 $2" in
     "stop "*) kill "$(cat "{pid}")" ;;
 esac""")
         self.expect(0, "Ready", "xe.sh", "up", AXE_IMAGE="my/image")
-        self.addCleanup(lambda: subprocess.run(["kill", "-9", pid.read_text().strip()], stderr=subprocess.DEVNULL, check=False))
+        self.addCleanup(self.kill, pid)
         started = next(line for line in calls.read_text().splitlines() if line.startswith("run "))
         self.assertIn(f"{self.model}:/model.gguf:ro", started)
         self.assertIn(f"my/image --model /model.gguf --port {self.port}", started)
@@ -345,6 +355,16 @@ class Stages(Project):
     def test_a_check_counts_as_one(self):
         self.assertEqual(self.total("check", "fine", 0), ("1 passed, 0 failed", 0))
         self.assertEqual(self.total("check", "bad", 1), ("0 passed, 1 failed", 1))
+
+
+class Runtime(Project):
+    def test_pocl_stands_in_when_intels_cannot_be_had(self):
+        if not pathlib.Path("/etc/OpenCL/vendors/pocl.icd").exists():
+            self.skipTest("PoCL is not installed here, and a test installs nothing")
+        self.tool(".axe/opencl/venv/bin/python", '[ "$1" = -c ] && exit 0; echo no such package; exit 1')
+        self.expect(0, "(?s)no such package.*pip could not install.*taking Debian's PoCL", "setup.sh", AXE_OPENCL="intel")
+        self.assertEqual((self.root / ".axe/opencl/runtime").read_text(), "pocl\n")
+        self.assertEqual(len(list((self.root / ".axe/opencl/vendors-pocl").iterdir())), 1)
 
 
 class Environment(Project):

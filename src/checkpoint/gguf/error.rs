@@ -14,8 +14,8 @@ pub enum GgufError {
     #[error(transparent)]
     File(#[from] MappingError),
     /// Something in the file is not as it must be.
-    #[error("{0}")]
-    Invalid(Box<Fault>),
+    #[error(transparent)]
+    Invalid(#[from] Box<Fault>),
     /// A metadata key that is needed is not there.
     #[error(
         "{}: key `{key}` is missing, and there is no safe value to assume; \
@@ -40,12 +40,6 @@ pub enum GgufError {
         /// The tensor that was asked for.
         name: String,
     },
-}
-
-impl From<Fault> for GgufError {
-    fn from(fault: Fault) -> Self {
-        GgufError::Invalid(Box::new(fault))
-    }
 }
 
 /// One thing that is wrong in a file: where it is, what was found and expected there, what to do.

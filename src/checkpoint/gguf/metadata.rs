@@ -55,7 +55,7 @@ impl Metadata {
         reader: &mut Reader<'_>,
         file: &Arc<Mapping>,
         count: usize,
-    ) -> Result<Metadata, Fault> {
+    ) -> Result<Metadata, Box<Fault>> {
         let mut entries = BTreeMap::new();
         for index in 0..count {
             reader.place = Place::KeyName(index as u64);
@@ -226,14 +226,14 @@ impl Metadata {
 
     /// An error about the value of a present `key`, for callers that understand its type and not its value.
     pub fn fault(&self, key: &str, found: impl Into<String>, expected: impl Into<String>) -> GgufError {
-        let fault = Fault {
+        let fault = Box::new(Fault {
             path: self.file.path().to_owned(),
             place: Place::Key(key.to_owned()),
             offset: self.entries.get(key).map_or(0, |entry| entry.at as u64),
             found: found.into(),
             expected: expected.into(),
             advice: CONVERT_AGAIN,
-        };
+        });
         fault.into()
     }
 
@@ -300,7 +300,7 @@ fn describe(value: &Value<'_>) -> String {
     }
 }
 
-fn value_type(reader: &mut Reader<'_>, what: &str) -> Result<ValueType, Fault> {
+fn value_type(reader: &mut Reader<'_>, what: &str) -> Result<ValueType, Box<Fault>> {
     let start = reader.at();
     let id = reader.u32(what)?;
     ValueType::from_id(id).ok_or_else(|| {
@@ -309,7 +309,7 @@ fn value_type(reader: &mut Reader<'_>, what: &str) -> Result<ValueType, Fault> {
     })
 }
 
-fn value(reader: &mut Reader<'_>, ty: ValueType) -> Result<Stored, Fault> {
+fn value(reader: &mut Reader<'_>, ty: ValueType) -> Result<Stored, Box<Fault>> {
     match ty {
         ValueType::String => Ok(Stored::String(reader.string("a string value")?.1)),
         ValueType::Array => array(reader, NESTING).map(Stored::Array),
@@ -326,7 +326,7 @@ fn value(reader: &mut Reader<'_>, ty: ValueType) -> Result<Stored, Fault> {
 }
 
 /// Reads and checks an array that may hold `nesting - 1` further levels.
-fn array(reader: &mut Reader<'_>, nesting: u32) -> Result<StoredArray, Fault> {
+fn array(reader: &mut Reader<'_>, nesting: u32) -> Result<StoredArray, Box<Fault>> {
     let start = reader.at();
     let Some(deeper) = nesting.checked_sub(1) else {
         let expected = format!("at most {NESTING} levels");
@@ -359,7 +359,7 @@ fn array(reader: &mut Reader<'_>, nesting: u32) -> Result<StoredArray, Fault> {
 }
 
 /// Truth values are bytes of 0 or 1 and nothing else.
-fn check_truths(reader: &Reader<'_>, ty: ValueType, raw: &[u8], start: usize) -> Result<(), Fault> {
+fn check_truths(reader: &Reader<'_>, ty: ValueType, raw: &[u8], start: usize) -> Result<(), Box<Fault>> {
     if ty == ValueType::Bool
         && let Some(index) = raw.iter().position(|&byte| byte > 1)
     {

@@ -99,14 +99,14 @@ impl Gguf {
             name: name.to_owned(),
         })?;
         if info.shape != shape {
-            return Err(GgufError::from(Fault {
+            return Err(GgufError::from(Box::new(Fault {
                 path: self.path().to_owned(),
                 place: Place::Tensor(name.to_owned()),
                 offset: info.declared_at,
                 found: format!("shape {:?}", info.shape),
                 expected: format!("shape {shape:?} by the file's metadata"),
                 advice: CONVERT_AGAIN,
-            }));
+            })));
         }
         Ok(info)
     }
@@ -129,7 +129,7 @@ impl Gguf {
 }
 
 /// Reads magic and version, and says what a file is that is not readable GGUF.
-fn read_version(reader: &mut Reader<'_>) -> Result<u32, Fault> {
+fn read_version(reader: &mut Reader<'_>) -> Result<u32, Box<Fault>> {
     const NOT_A_MODEL: &str = "give a model file in GGUF format";
     const LITTLE: &str = "convert the model again for little-endian machines";
     let magic = reader.take(4, "the magic `GGUF`")?;

@@ -36,19 +36,19 @@ impl<'a> Reader<'a> {
         found: impl Into<String>,
         expected: impl Into<String>,
         advice: &'static str,
-    ) -> Fault {
-        Fault {
+    ) -> Box<Fault> {
+        Box::new(Fault {
             path: self.path.to_owned(),
             place: self.place.clone(),
             offset: offset as u64,
             found: found.into(),
             expected: expected.into(),
             advice,
-        }
+        })
     }
 
     /// The next `n` bytes, which hold `what`.
-    pub fn take(&mut self, n: u64, what: &str) -> Result<&'a [u8], Fault> {
+    pub fn take(&mut self, n: u64, what: &str) -> Result<&'a [u8], Box<Fault>> {
         let end = usize::try_from(n).ok().and_then(|n| self.at.checked_add(n));
         let Some(bytes) = end.and_then(|end| self.bytes.get(self.at..end)) else {
             let found = format!("{} bytes to the end of the file", self.left());
@@ -58,23 +58,23 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], Fault> {
+    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], Box<Fault>> {
         let mut out = [0; N];
         out.copy_from_slice(self.take(N as u64, what)?);
         Ok(out)
     }
 
-    pub fn u32(&mut self, what: &str) -> Result<u32, Fault> {
+    pub fn u32(&mut self, what: &str) -> Result<u32, Box<Fault>> {
         Ok(u32::from_le_bytes(self.array(what)?))
     }
 
-    pub fn u64(&mut self, what: &str) -> Result<u64, Fault> {
+    pub fn u64(&mut self, what: &str) -> Result<u64, Box<Fault>> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
     /// A 64-bit count of things that take at least `least` bytes each, so that no count can ask for more
     /// memory or time than the file's own length justifies.
-    pub fn count(&mut self, least: usize, what: &str) -> Result<usize, Fault> {
+    pub fn count(&mut self, least: usize, what: &str) -> Result<usize, Box<Fault>> {
         let start = self.at;
         let count = self.u64(&format!("the number of {what}"))?;
         let most = self.left() / least;
@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The text of a length-prefixed UTF-8 string, and where its bytes lie.
-    pub fn string(&mut self, what: &str) -> Result<(&'a str, Range<usize>), Fault> {
+    pub fn string(&mut self, what: &str) -> Result<(&'a str, Range<usize>), Box<Fault>> {
         let len = self.u64("a length")?;
         let start = self.at;
         let bytes = self.take(len, what)?;

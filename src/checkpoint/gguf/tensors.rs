@@ -84,7 +84,7 @@ impl Tensors {
     }
 
     /// Reads `count` descriptions and places them: tensor data starts at the next multiple of `alignment`.
-    pub fn read(reader: &mut Reader<'_>, count: usize, alignment: u64) -> Result<Tensors, Fault> {
+    pub fn read(reader: &mut Reader<'_>, count: usize, alignment: u64) -> Result<Tensors, Box<Fault>> {
         let mut declared = Vec::with_capacity(count);
         for index in 0..count {
             declared.push(declare(reader, index as u64)?);
@@ -129,7 +129,7 @@ impl Tensors {
         Ok(tensors)
     }
 
-    fn check_overlaps(&self, reader: &mut Reader<'_>) -> Result<(), Fault> {
+    fn check_overlaps(&self, reader: &mut Reader<'_>) -> Result<(), Box<Fault>> {
         let mut by_offset: Vec<&TensorInfo> = self.list.iter().collect();
         by_offset.sort_by_key(|info| info.offset);
         for pair in by_offset.windows(2) {
@@ -146,7 +146,7 @@ impl Tensors {
     }
 }
 
-fn declare(reader: &mut Reader<'_>, index: u64) -> Result<Declared, Fault> {
+fn declare(reader: &mut Reader<'_>, index: u64) -> Result<Declared, Box<Fault>> {
     reader.place = Place::TensorName(index);
     let start = reader.at();
     let (name, _) = reader.string("a tensor's name")?;

@@ -191,6 +191,22 @@ fn an_i915_card_is_read_in_full() {
 }
 
 #[test]
+fn the_services_copy_of_the_firmware_is_read() {
+    for place in ["run/axed/firmware", "run/axed/0000:03:00.0/firmware"] {
+        let machine = Machine::new(&[
+            (&format!("{place}/1/name"), "xe dev=0000:03:00.0 unique=0000:03:00.0\n"),
+            (
+                &format!("{place}/1/tile0/gt0/uc/guc_info"),
+                "GuC firmware: xe/bmg_guc_70.bin\n\tfound 70.44.1\n",
+            ),
+        ]);
+        let gpu = machine.sampler(None).sample();
+        assert_eq!(gpu.guc.unwrap().version, "70.44.1", "{place}");
+        assert_eq!(gpu.warnings.len(), 1, "{place}");
+    }
+}
+
+#[test]
 fn clocks_of_old_i915_kernels() {
     let machine = Machine::new(&[("CARD/drm/card0/gt_act_freq_mhz", "1150\n")]);
     assert_eq!(machine.sampler(None).sample().frequency.unwrap().actual_mhz, Some(1150));

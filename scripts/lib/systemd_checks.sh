@@ -1,0 +1,140 @@
+#!/bin/bash
+# Runs inside the system that scripts/test-systemd.sh boots: installs axed and checks the service. Prints a line a
+# check, `ok` or `not ok`; makes /results/complete at the end.
+set -u
+
+check() { # check NAME COMMAND…: the command must succeed; what it printed is shown when it does not
+    local name=$1 printed
+    shift
+    if printed=$("$@" 2>&1); then
+        echo "ok      $name"
+    else
+        echo "not ok  $name ($*)"
+        printf '%s\n' "$printed" | tail -n 20 | sed 's/^/        /'
+    fi
+}
+equal() { [[ $1 == "$2" ]] || { echo "found '$1', expected '$2'"; false; }; }
+show() { systemctl show axed --value -p "$1"; }
+exits() { # exits CODE COMMAND…
+    local wanted=$1 code=0
+    shift
+    "$@" || code=$?
+    equal "exit status $code" "exit status $wanted"
+}
+holds() { # holds TEXT COMMAND…: the command prints the text
+    local wanted=$1 printed
+    shift
+    printed=$("$@" 2>&1)
+    [[ $printed == *"$wanted"* ]] || { echo "'$wanted' is not in: $printed"; false; }
+}
+soon() { # soon SECONDS COMMAND…: the command succeeds within that time
+    local end=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        ((SECONDS < end)) || { "$@"; return; }
+        sleep 0.2
+    done
+}
+# complete: asks for four tokens over HTTP; this system has no curl.
+complete() {
+    local body='{"model":"model","prompt":"Hello","max_tokens":4}'
+    exec 3<>/dev/tcp/127.0.0.1/8080 || return
+    printf 'POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n' >&3
+    printf 'Content-Length: %s\r\n\r\n%s' "${#body}" "$body" >&3
+    timeout 60 cat <&3
+    exec 3>&-
+}
+as() { local user=$1; shift; runuser -u "$user" -- "$@"; }
+
+install -m 755 /payload/axed /payload/axectl /usr/bin/
+install -m 644 /payload/axed.service /payload/axed@.service /etc/systemd/system/
+install -D -m 644 /payload/axed.sysusers /etc/sysusers.d/axed.conf
+check "sysusers makes user and groups" systemd-sysusers
+mkdir -p /etc/axed
+sed -e 's|^#path = .*|path = "/srv/model.gguf"|' -e 's|^#group = .*|group = "axed"|' \
+    /payload/daemon.toml >/etc/axed/daemon.toml
+useradd --groups axed member
+useradd stranger
+systemctl daemon-reload
+
+check "units verify" systemd-analyze verify --man=no axed.service axed@.service
+check "exposure is at most 2.5" systemd-analyze security --threshold=25 --no-pager axed.service
+
+check "start returns when the daemon is ready" systemctl start axed
+if [[ $(show MainPID) == 0 ]]; then
+    # Nothing below means anything without a daemon.
+    journalctl -u axed --no-pager
+    touch /results/complete
+    exit 1
+fi
+check "it is active" equal "$(show ActiveState)/$(show SubState)" active/running
+check "readiness was notified" equal "$(show Type)" notify
+check "its status line tells the address" holds "ready on http://" show StatusText
+check "the watchdog is armed" equal "$(show WatchdogUSec)" 1min
+check "it runs as its own user" equal "$(stat -c %U "/proc/$(show MainPID)")" axed
+check "it has no capabilities" holds "CapEff:	0000000000000000" grep CapEff "/proc/$(show MainPID)/status"
+check "cache, state and runtime folders are its own" \
+    equal "$(stat -c %U:%G /var/cache/axed /var/lib/axed /run/axed | tr '\n' ' ')" "axed:axed axed:axed axed:axed "
+check "the socket belongs to the group" equal "$(stat -c '%U:%G %a' /run/axed/admin.sock)" "axed:axed 660"
+
+check "it answers, so the sandbox lets kernels be compiled and run" holds '"completion_tokens":4' complete
+check "root sees the status" holds '"state":"ready"' axectl --json status
+check "a member sees the status" holds '"state":"ready"' as member axectl --json status
+check "a member sees the table" exits 0 as member axectl status
+check "a stranger is refused" exits 3 as stranger axectl status
+check "and told what to do" holds "usermod -aG axed" as stranger axectl status
+# With the file open to all, only the daemon's own look at who connects is left.
+chmod 777 /run/axed /run/axed/admin.sock
+check "a stranger is refused by the daemon itself" holds "may not operate this daemon" as stranger axectl status
+chmod 750 /run/axed
+chmod 660 /run/axed/admin.sock
+figures() {
+    local gpu name
+    gpu=$(axectl --json gpu) || return
+    for name in memory_total_bytes memory_available_bytes rss_bytes load; do
+        [[ $gpu =~ \"$name\":[[0-9] ]] || { echo "$name is missing in $gpu"; return 1; }
+    done
+}
+
+check "figures of the host come through the hardening" figures
+
+first=$(show MainPID)
+kill -KILL "$first"
+restarted() { [[ $(show MainPID) != "$first" && $(show MainPID) != 0 && $(show ActiveState) == active ]]; }
+check "it comes back after a crash" soon 30 restarted
+check "and answers, the stale socket replaced" soon 10 holds '"state":"ready"' axectl --json status
+
+# A watchdog of two seconds, for this test only: it must not bite a daemon that is merely idle.
+mkdir -p /run/systemd/system/axed.service.d
+printf '[Service]\nWatchdogSec=2\n' >/run/systemd/system/axed.service.d/short.conf
+systemctl daemon-reload
+check "restart by hand" systemctl restart axed
+first=$(show MainPID)
+sleep 6
+check "an idle daemon keeps the watchdog quiet" equal "$(show MainPID)" "$first"
+kill -STOP "$first"
+check "a daemon that hangs is killed and started again" soon 60 restarted
+journalctl --sync
+check "the journal says why" holds "Watchdog timeout" journalctl -u axed --no-pager
+
+check "the journal has the daemon's own lines" holds "ready" journalctl -u axed _COMM=axed --no-pager
+check "axectl has them, too" holds "ready" axectl logs
+
+check "stop drains" systemctl stop axed
+check "and ends with success" equal "$(show Result) $(show ExecMainStatus)" "success 0"
+check "the socket is gone" test ! -e /run/axed/admin.sock
+check "axectl says that nobody is there" exits 3 axectl status
+
+check "a second start works" systemctl start axed
+check "axectl drain ends the daemon" axectl drain
+ended() { [[ $(show ActiveState) == inactive ]]; }
+check "for good, without a restart" soon 20 ended
+check "and with success" equal "$(show Result) $(show ExecMainStatus)" "success 0"
+
+sed -i 's|^path = .*|path = "/nowhere/model.gguf"|' /etc/axed/daemon.toml
+check "a missing model fails the start" exits 1 systemctl start axed
+check "and the journal names it" holds "/nowhere/model.gguf" journalctl -u axed --no-pager
+systemctl stop axed
+
+journalctl --no-pager >/results/journal.log 2>&1
+touch /results/complete

@@ -1,0 +1,116 @@
+//! One token a pass: prefill in chunks, then sample and feed back.
+
+use super::sample::Sampler;
+use super::{Backend, BackendError, Generation, Memory, Sampling, Step};
+use crate::model::{Causal, Logits, ModelError};
+
+/// A causal model that generates one token a pass. What it has read stays in the key-value cache: a prompt that starts
+/// the same way is read from where it differs. Results do not depend on how a prompt was cut into passes, so reuse
+/// changes no bit of what follows.
+pub struct CausalBackend {
+    model: Causal,
+    /// Tokens whose keys and values the cache holds, from position 0 on.
+    cached: Vec<u32>,
+}
+
+impl CausalBackend {
+    /// Generates with `model`.
+    pub fn new(model: Causal) -> Self {
+        Self { model, cached: Vec::new() }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Causal {
+        &self.model
+    }
+
+    /// Runs tokens at `start`; the cache then ends with them.
+    fn forward(&mut self, tokens: &[u32], start: usize, logits: Logits) -> Result<(), ModelError> {
+        self.cached.truncate(start);
+        self.model.forward(tokens, start, logits)?;
+        self.cached.extend_from_slice(tokens);
+        Ok(())
+    }
+}
+
+impl Backend for CausalBackend {
+    fn start<'a>(
+        &'a mut self,
+        prompt: &[u32],
+        sampling: &Sampling,
+    ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        let (context, vocabulary) = (self.model.context(), self.model.config().vocabulary);
+        if prompt.is_empty() {
+            return Err("the prompt has no tokens".into());
+        }
+        if prompt.len() >= context {
+            return Err(ModelError::PastContext { position: context, context }.into());
+        }
+        if let Some(&id) = prompt.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(ModelError::UnknownToken { id, vocabulary }.into());
+        }
+        let common = self.cached.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        // The last token is always run: its logits are not kept.
+        let reused = common.min(prompt.len() - 1);
+        Ok(Box::new(CausalGeneration {
+            backend: self,
+            prompt: prompt.to_vec(),
+            sampler: Sampler::new(sampling, prompt),
+            reused,
+            done: reused,
+            last: None,
+        }))
+    }
+
+    fn context_length(&self) -> usize {
+        self.model.context()
+    }
+
+    fn memory(&self) -> Memory {
+        let report = self.model.device().memory();
+        Memory {
+            weights: report.weights,
+            kv_cache: report.kv_cache,
+            scratch: report.scratch,
+            budget: report.budget,
+        }
+    }
+}
+
+struct CausalGeneration<'a> {
+    backend: &'a mut CausalBackend,
+    prompt: Vec<u32>,
+    sampler: Sampler,
+    reused: usize,
+    /// Positions in the cache.
+    done: usize,
+    /// The token chosen last, not yet run.
+    last: Option<u32>,
+}
+
+impl Generation for CausalGeneration<'_> {
+    fn step(&mut self) -> Result<Step, BackendError> {
+        let total = self.prompt.len();
+        if self.done < total {
+            let end = total.min(self.done + self.backend.model.rows());
+            let logits = if end == total { Logits::Last } else { Logits::None };
+            self.backend.forward(&self.prompt[self.done..end], self.done, logits)?;
+            // Progress and cancellation mean what they say: the chunk has run.
+            self.backend.model.device().finish()?;
+            self.done = end;
+            return Ok(Step::Prefill { done: end, total });
+        }
+        if let Some(token) = self.last {
+            self.backend.forward(&[token], self.done, Logits::Last)?;
+            self.done += 1;
+        }
+        let (sampler, position) = (&mut self.sampler, self.done);
+        let token = self.backend.model.with_logits(0, |logits| sampler.choose(logits, position))??;
+        self.last = Some(token);
+        Ok(Step::Commit(vec![token]))
+    }
+
+    fn cached_tokens(&self) -> usize {
+        self.reused
+    }
+}

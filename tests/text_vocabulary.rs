@@ -1,0 +1,59 @@
+//! From a GGUF file's metadata to a vocabulary.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail the test that calls them")]
+
+#[allow(dead_code, reason = "shared with the tests of the checkpoint room")]
+mod checkpoint_support;
+
+use axe::checkpoint::gguf::Gguf;
+use axe::model::vocabulary;
+use axe::text::{Specials, TokenKind, Tokenizer};
+use checkpoint_support::{ARRAY, BOOL, Bytes, I32, STRING, U32};
+
+fn strings(bytes: Bytes, key: &str, list: &[&str]) -> Bytes {
+    list.iter().fold(bytes.array(key, STRING, list.len() as u64), |bytes, text| bytes.string(text))
+}
+
+fn types(bytes: Bytes, list: &[u32]) -> Bytes {
+    list.iter()
+        .fold(bytes.array("tokenizer.ggml.token_type", I32, list.len() as u64), |bytes, &ty| bytes.u32(ty))
+}
+
+/// The keys every file here has: three of them.
+fn begin(keys: u64) -> Bytes {
+    let bytes = Bytes::header(3, 0, keys).key("tokenizer.ggml.model", STRING).string("gpt2");
+    let bytes = bytes.key("tokenizer.ggml.pre", STRING).string("gpt-2");
+    strings(bytes, "tokenizer.ggml.tokens", &["a", "b", "ab", "<s>", "<e>"])
+}
+
+fn read(bytes: &Bytes) -> Result<axe::text::Vocabulary, String> {
+    let (_folder, path) = bytes.save();
+    vocabulary(&Gguf::open(&path).unwrap()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn every_key_reaches_the_tokenizer() {
+    let bytes = types(begin(9), &[1, 1, 1, 3, 3]);
+    let bytes = strings(bytes, "tokenizer.ggml.merges", &["a b"]);
+    let bytes = bytes.key("tokenizer.ggml.bos_token_id", U32).u32(3);
+    let bytes = bytes.key("tokenizer.ggml.eos_token_id", U32).u32(1);
+    let bytes = bytes.key("tokenizer.ggml.eot_token_id", U32).u32(4);
+    let bytes = bytes.key("tokenizer.ggml.add_bos_token", BOOL).raw(&[1]);
+    let vocabulary = read(&bytes).unwrap();
+    assert_eq!(vocabulary.kinds[3], TokenKind::Control);
+    let tokenizer = Tokenizer::new(vocabulary).unwrap();
+    assert_eq!(tokenizer.encode("ab<s>", Specials::Parse), [2, 3]);
+    assert_eq!(tokenizer.eos_ids(), [1, 4]);
+    assert!(tokenizer.adds_bos());
+}
+
+#[test]
+fn what_is_missing_or_not_understood_is_named() {
+    let error = read(&Bytes::header(3, 0, 0)).unwrap_err();
+    assert!(error.contains("tokenizer.ggml.tokens"), "{error}");
+    let error = read(&types(begin(4), &[1, 1, 1, 9, 3])).unwrap_err();
+    assert!(error.contains("tokenizer.ggml.token_type") && error.contains("type 9 of token 3"), "{error}");
+    let error = read(&begin(4).key("tokenizer.ggml.bos_token_id", STRING).string("x")).unwrap_err();
+    assert!(error.contains("tokenizer.ggml.bos_token_id"), "{error}");
+    let error = read(&begin(4).key("tokenizer.ggml.merges", ARRAY).u32(I32).u64(0)).unwrap_err();
+    assert!(error.contains("tokenizer.ggml.merges"), "{error}");
+}
