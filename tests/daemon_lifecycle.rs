@@ -1,4 +1,5 @@
 //! The daemon as a process: what it refuses to start with, and how it ends.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod stage;
 

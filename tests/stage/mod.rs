@@ -1,6 +1,7 @@
 //! What the tests of engine and HTTP share: a backend that follows a script, a vocabulary of single bytes, and a
 //! server on a free port.
 #![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
