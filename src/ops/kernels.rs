@@ -14,6 +14,7 @@ const PREPARE: &str = include_str!("../../cl/include/prepare.h");
 const FINISH: &str = include_str!("../../cl/include/finish.h");
 const MATMUL: &str = include_str!("../../cl/matmul.cl");
 const ROWS: &str = include_str!("../../cl/rows.cl");
+const PEAK: &str = include_str!("../../cl/peak.cl");
 const ATTENTION: &str = include_str!("../../cl/attention.cl");
 
 /// Division and square root are rounded correctly, so that a row's norm has one value whatever the compiler makes
@@ -99,6 +100,14 @@ impl Kernels {
                 ),
             )
         })
+    }
+
+    pub(super) fn compute_units(&self) -> usize {
+        self.compute_units
+    }
+
+    pub(super) fn peak_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
+        self.kernel(device, ("peak", 0), name, || ("peak.cl".to_owned(), format!("{COMMON}{PEAK}")))
     }
 
     pub(super) fn rows_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
