@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use thiserror::Error;
 
 use super::{CacheKind, Format};
-use crate::device::{Device, DeviceError, Kernel, Program};
+use crate::device::{Device, DeviceError, DeviceKind, Kernel, Program};
 
 const COMMON: &str = include_str!("../../cl/include/common.h");
 const WEIGHTS: &str = include_str!("../../cl/include/weights.h");
@@ -54,6 +54,8 @@ pub enum OpsError {
 pub struct Kernels {
     built: RefCell<HashMap<(&'static str, usize), Program>>,
     rows_at_once: usize,
+    /// Defined where the compiler is known to have the host's prefetch instruction.
+    prefetch: &'static str,
     /// Stands for buffers a launch does not use.
     unused: crate::device::Buffer,
     compute_units: usize,
@@ -68,6 +70,11 @@ impl Kernels {
         let info = device.info();
         Ok(Self {
             built: RefCell::default(),
+            prefetch: if info.kind == DeviceKind::Cpu && (info.is_pocl() || info.is_intel()) {
+                "#define HOST_PREFETCH\n"
+            } else {
+                ""
+            },
             // 16 or 32 vector registers: accumulators of a row block must stay in them.
             rows_at_once: if info.native_float_width >= 16 { 8 } else { 3 },
             unused: device.alloc(crate::device::Purpose::Scratch, 64)?,
@@ -91,12 +98,12 @@ impl Kernels {
         name: &str,
     ) -> Result<Kernel, OpsError> {
         let number = format as usize;
-        let rows = self.rows_at_once;
+        let (rows, prefetch) = (self.rows_at_once, self.prefetch);
         self.kernel(device, ("matmul", number), name, || {
             (
                 format!("matmul.cl ({})", format.name()),
                 format!(
-                    "#define FORMAT {number}\n#define ROWS {rows}\n{COMMON}{WEIGHTS}{PREPARE}{FINISH}{MATMUL}"
+                    "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PREPARE}{FINISH}{MATMUL}"
                 ),
             )
         })
