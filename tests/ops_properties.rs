@@ -663,7 +663,7 @@ fn products_are_right_whatever_their_shape_and_the_same_however_rows_are_grouped
     let (device, kernels) = open();
     for format in Format::ALL {
         println!("{}", format.name());
-        check(if simulated() { 3 } else { 40 }, &Product::strategy(format), |case| {
+        check(if simulated() { 8 } else { 40 }, &Product::strategy(format), |case| {
             product_holds(&device, &kernels, format, &case)
         });
     }
@@ -1030,7 +1030,7 @@ impl HeadRows {
 #[test]
 fn heads_are_normed_rotated_kept_and_attended_to() {
     let (device, kernels) = open();
-    check(if simulated() { 8 } else { 120 }, &Heads::strategy(), |case| {
+    check(if simulated() { 40 } else { 120 }, &Heads::strategy(), |case| {
         let heads = HeadRows::new(&case);
         let together = heads.run(&device, &kernels, &[case.rows])?;
         heads.check_rotation(&together)?;
