@@ -6,8 +6,11 @@
 #
 #   --fresh   make the Debian system anew; otherwise the one in .axe/systemd-test is used again
 #
-# Needs root. The first run fetches about 300 MB of Debian packages, and the model. The system is only read: what a run writes is
+# The first run fetches about 300 MB of Debian packages, and the model. The system is only read: what a run writes is
 # kept in memory and gone afterwards. The log of the last boot is .axe/systemd-test/console.log.
+#
+# exit status: 0 all checks passed, 1 some failed, 2 wrong command line, 77 a system cannot be booted here: it needs
+# root, and mounts and namespaces, which most containers forbid
 #
 # environment:
 #   AXE_BIN     folder with axed and axectl (target/release)
@@ -37,7 +40,14 @@ case ${1:-} in
     *) die_usage "unknown argument '$1' (see --help)" ;;
 esac
 
-[[ $(id -u) == 0 ]] || die "this needs root, to boot a system in a container; run: sudo $0"
+# cannot REASON…: this machine is not able to; nothing was tested, so it is neither success nor failure.
+cannot() {
+    warn "no systemd was booted: $*"
+    exit 77
+}
+[[ $(id -u) == 0 ]] || cannot "that needs root; run: sudo $0"
+refused=$(unshare --mount --pid --uts --ipc --fork --mount-proc true 2>&1) ||
+    cannot "this machine allows no mounts and namespaces ($refused)"
 bin=${AXE_BIN:-${CARGO_TARGET_DIR:-$AXE_ROOT/target}/release}
 name=${AXE_MODEL:-$AXE_DEFAULT_MODEL}
 model=$(model_path "$name")
@@ -89,12 +99,15 @@ StandardOutput=append:/results/checks.log
 StandardError=append:/results/checks.log
 UNIT
 
+# Without --keep-unit and --register=no nspawn asks the host's systemd for a scope, and there may be none.
+nspawn=(systemd-nspawn --quiet --directory="$root" --volatile=overlay --register=no --keep-unit --private-network
+    --console=pipe)
+refused=$("${nspawn[@]}" /bin/true </dev/null 2>&1) ||
+    cannot "systemd-nspawn can start nothing in a container here ($refused)"
+
 say "Booting it"
 began=$SECONDS
-# Without --keep-unit and --register=no nspawn asks the host's systemd for a scope, and there may be none.
-nspawn=(systemd-nspawn --quiet --directory="$root" --volatile=overlay --boot --register=no --keep-unit
-    --private-network --console=pipe --bind-ro="$payload:/payload" --bind="$payload/results:/results"
-    --bind-ro="$model:/srv/model.gguf"
+nspawn+=(--boot --bind-ro="$payload:/payload" --bind="$payload/results:/results" --bind-ro="$model:/srv/model.gguf"
     --bind-ro="$payload/checks.service:/etc/systemd/system/checks.service"
     -- systemd.unit=checks.service systemd.wants=multi-user.target)
 status=0
@@ -110,5 +123,6 @@ if [[ ! -e $payload/results/complete ]]; then
 fi
 failed=$(grep -c '^not ok' "$payload/results/checks.log" || true)
 passed=$(grep -c '^ok' "$payload/results/checks.log" || true)
-say "$passed passed, $failed failed in $((SECONDS - began)) s"
+note "$((SECONDS - began)) s"
+echo "$passed passed, $failed failed"
 [[ $failed == 0 && $passed != 0 ]]

@@ -11,6 +11,7 @@
 #   oclgrind   the tests of the kernels in a simulator that finds races and accesses out of bounds
 #   doc        the documentation builds, warnings are errors
 #   run        scripts/xe.sh up, test, down: the way a user takes
+#   systemd    scripts/test-systemd.sh: the service on a booted system; skipped where none can be booted
 #
 # Without STAGE all of them run. Logs are kept in .axe/test. Tests find out where they run by AXE_TEST_PLATFORM
 # (intel, pocl, oclgrind) and find the models in AXE_TEST_MODELS.
@@ -30,7 +31,7 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=scripts/lib/stages.sh
 . "$here/lib/stages.sh"
 
-all=(scripts fmt clippy tests pocl oclgrind doc run)
+all=(scripts fmt clippy tests pocl oclgrind doc run systemd)
 case ${1:-} in
     -h | --help)
         usage "$0"
@@ -111,6 +112,11 @@ user_path() {
     return "$status"
 }
 
+installed_path() {
+    unset AXE_MODEL
+    build_release && scripts/test-systemd.sh
+}
+
 began=$SECONDS
 say "Setting up"
 AXE_MODEL='' "$here/setup.sh" --tests
@@ -140,6 +146,7 @@ for stage in "${stages[@]}"; do
         oclgrind) AXE_TEST_PLATFORM=oclgrind run_stage oclgrind suite under_oclgrind ;;
         doc) RUSTDOCFLAGS='-D warnings' run_stage doc check cargo doc --workspace --no-deps --locked ;;
         run) run_stage run suite user_path ;;
+        systemd) run_stage systemd suite installed_path ;;
     esac
 done
 

@@ -88,7 +88,7 @@ wait_until_ready() {
             daemon_log_tail >&2
             die "axed cannot start; $stage (its log ends as above; scripts/xe.sh down ends it)"
         fi
-        progress "waiting for /ready: $stage"
+        [[ $stage == ready ]] || progress "waiting for /ready: $stage"
         sleep 0.2
     done
     progress_end

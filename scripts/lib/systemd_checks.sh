@@ -78,6 +78,8 @@ check "cache, state and runtime folders are its own" \
 check "the socket belongs to the group" equal "$(stat -c '%U:%G %a' /run/axed/admin.sock)" "axed:axed 660"
 
 check "it answers, so the sandbox lets kernels be compiled and run" holds '"completion_tokens":4' complete
+kept() { ls /var/cache/axed/programs/* /var/cache/axed/weights/* /var/cache/axed/pocl/*; }
+check "what was compiled and repacked is kept in the cache folder" kept
 check "root sees the status" holds '"state":"ready"' axectl --json status
 check "a member sees the status" holds '"state":"ready"' as member axectl --json status
 check "a member sees the table" exits 0 as member axectl status

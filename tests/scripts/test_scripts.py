@@ -336,6 +336,7 @@ class Stages(Project):
         self.tool("runner", f"printf '{output}'; exit {status}")
         code = f'. scripts/lib/common.sh; . scripts/lib/stages.sh; logs=.; run_stage it {kind} ./runner; stages_end done'
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], cwd=self.root, capture_output=True, text=True, check=False)
+        (self.root / "printed").write_text(done.stdout)
         return done.stdout.splitlines()[-1], done.returncode
 
     def test_suites_are_added_up(self):
@@ -355,6 +356,11 @@ class Stages(Project):
     def test_a_check_counts_as_one(self):
         self.assertEqual(self.total("check", "fine", 0), ("1 passed, 0 failed", 0))
         self.assertEqual(self.total("check", "bad", 1), ("0 passed, 1 failed", 1))
+
+    def test_what_cannot_run_here_is_skipped_and_says_why(self):
+        self.assertEqual(self.total("suite", "no namespaces here", 77), ("0 passed, 0 failed", 0))
+        table = (self.root / "printed").read_text()
+        self.assertIn("skipped: no namespaces here", table)
 
 
 class Runtime(Project):
