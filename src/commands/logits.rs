@@ -9,7 +9,7 @@ use axe::config::Config;
 use axe::model::{Causal, LoadOptions, Logits};
 use axe::ops::CacheKind;
 use axe::text::{Specials, Tokenizer};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Tokens in a pass when `--block` does not say: more only cost memory for logits.
@@ -19,7 +19,7 @@ const DEFAULT_BLOCK: usize = 64;
 ///
 /// The text is fed as it is: position t of `logits` is what the model says after the first t + 1 ids.
 #[derive(Debug, Args)]
-#[group(id = "input", required = true, multiple = false, args = ["ids", "text"])]
+#[command(group = ArgGroup::new("input").args(["ids", "text"]).required(true))]
 pub struct Options {
     /// The checkpoint (GGUF).
     #[arg(short, long, value_name = "FILE", env = "AXE_MODEL")]
