@@ -1,6 +1,41 @@
 // Matrix times activations for one weight format: `matvec` for one row, `matmul` for many. Both add a row's products
 // in the same order, group by group, so their results are the same bits.
 
+// Asks for the weights that come a kilobyte later: arithmetic fills the processor's window before it would see them.
+inline void fetch_ahead(global const uchar* codes) {
+#ifdef HOST_PREFETCH
+    #pragma unroll
+    for (int line = 0; line < GROUP_BYTES; line += 64)
+        __builtin_prefetch((const void*)(size_t)(codes + 1024 + line), 0, 3);
+#endif
+}
+
+// results[t] = what T tiles, one after the other in memory, make of a row h that carries SLOT_SCALES.
+#define TILES_OF_ROW(T_)                                                                                              \
+    inline void tiles_of_row_##T_(global const uchar* tiles, int groups, local const float* h,                        \
+                                  local const float* row_sums, float16* results) {                                    \
+        enum { T = T_ };                                                                                              \
+        const size_t step = tile_bytes(groups);                                                                       \
+        ALL_TILES results[t] = 0.0f;                                                                                  \
+        for (int g = 0; g < groups; g++) {                                                                            \
+            global const uchar* codes[T];                                                                             \
+            ALL_TILES codes[t] = group_codes(tiles + t * step, g);                                                    \
+            ALL_TILES fetch_ahead(codes[t]);                                                                          \
+            _Pragma("unroll") for (int s = 0; s < GROUP / SCALE_GROUP; s++) {                                         \
+                const int scale = g * (GROUP / SCALE_GROUP) + s, first = s * SCALE_GROUP;                             \
+                local const float* x = h + scale * SCALE_GROUP;                                                       \
+                float16 sums[T];                                                                                      \
+                ALL_TILES sums[t] = 0.0f;                                                                             \
+                DOT_COLUMNS                                                                                           \
+                ALL_TILES results[t] =                                                                                \
+                    add_group(results[t], sums[t], row_sums[scale], group_scale(tiles + t * step, scale),             \
+                              group_offset(tiles + t * step, scale));                                                 \
+            }                                                                                                         \
+        }                                                                                                             \
+    }
+TILES_OF_ROW(2)
+TILES_OF_ROW(4)
+
 // One row. Each work-item prepares the row for itself (cheap beside its share of the weights) and makes `pairs_each`
 // pairs of tiles. The input starts `at` values into row, branch and new_row; the output `y_at` values into y and other.
 // h: local f32 [32 * groups], sums: local f32 [32 * groups / SCALE_GROUP].
@@ -24,23 +59,17 @@ EXPLICIT_VECTOR kernel void matvec(global const uchar* weights, global const flo
         vstore16(b * SLOT_SCALES, 2 * g + 1, h);
     }
     const int last = min(pairs, (item + 1) * pairs_each);
-    for (int pair = item * pairs_each; pair < last; pair++) {
-        global const uchar* first = weights + (size_t)pair * 2 * tile_bytes(groups);
-        global const uchar* second = first + tile_bytes(groups);
-        float16 result0 = 0.0f, result1 = 0.0f;
-        for (int g = 0; g < groups; g++) {
-            global const uchar* codes0 = group_codes(first, g);
-            global const uchar* codes1 = group_codes(second, g);
-            #pragma unroll
-            for (int s = 0; s < GROUP / SCALE_GROUP; s++) {
-                const int scale = g * (GROUP / SCALE_GROUP) + s;
-                float16 dot0 = dot_columns(codes0, s * SCALE_GROUP, SCALE_GROUP, h + scale * SCALE_GROUP);
-                float16 dot1 = dot_columns(codes1, s * SCALE_GROUP, SCALE_GROUP, h + scale * SCALE_GROUP);
-                result0 = add_group(result0, dot0, sums[scale], group_scale(first, scale), group_offset(first, scale));
-                result1 = add_group(result1, dot1, sums[scale], group_scale(second, scale), group_offset(second, scale));
-            }
-        }
-        finish_pair(finish, result0, result1, pair, other + y_at, y + y_at);
+    int pair = item * pairs_each;
+    for (; pair + 2 <= last; pair += 2) {
+        float16 results[4];
+        tiles_of_row_4(weights + (size_t)pair * 2 * tile_bytes(groups), groups, h, sums, results);
+        finish_pair(finish, results[0], results[1], pair, other + y_at, y + y_at);
+        finish_pair(finish, results[2], results[3], pair + 1, other + y_at, y + y_at);
+    }
+    if (pair < last) {
+        float16 results[2];
+        tiles_of_row_2(weights + (size_t)pair * 2 * tile_bytes(groups), groups, h, sums, results);
+        finish_pair(finish, results[0], results[1], pair, other + y_at, y + y_at);
     }
 }
 

@@ -155,7 +155,6 @@ async fn serve(
     let reporter = tokio::spawn(supervisor::report(handle.clone(), address));
 
     let outcome = attend(&handle, &mut signals, config.server.drain_grace).await;
-    supervisor::stopping();
     reporter.abort();
     stop.send_replace(true);
     // Neither task panics or is aborted, so there is nothing in their results.

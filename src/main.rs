@@ -32,6 +32,8 @@ enum Command {
     Detokenize(commands::detokenize::Options),
     /// List the OpenCL devices of this machine.
     Devices(commands::devices::Options),
+    /// Time every kernel against what the device can do at best.
+    BenchOps(commands::bench_ops::Options),
 }
 
 /// Flags for what people change most; everything else is in `daemon.toml`.
@@ -95,6 +97,7 @@ fn main() -> ExitCode {
         Command::Tokenize(options) => commands::tokenize::run(&options),
         Command::Detokenize(options) => commands::detokenize::run(&options),
         Command::Devices(options) => commands::devices::run(&options),
+        Command::BenchOps(options) => commands::bench_ops::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,4 +1,5 @@
 //! Streamed answers: framing, chunks, usage, errors, pings, and clients that leave.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod stage;
 
@@ -213,7 +214,7 @@ async fn a_client_that_hangs_up_frees_the_slot_within_one_step() {
             eventually("the steps", || server.stage.script.steps_done() == steps).await;
             drop(socket);
             // The engine is inside a step; give the hang-up time to arrive before that step ends.
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::time::sleep(Duration::from_millis(300)).await;
             server.stage.script.permit(1);
             eventually("the free slot", || server.stage.engine.status().running.is_none()).await;
             assert!(server.stage.script.steps_done() <= steps + 1, "streamed {streamed}");

@@ -1,4 +1,5 @@
 //! The engine over a scripted backend: order, limits, stops, cancellation, failure.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod stage;
 
@@ -169,13 +170,26 @@ async fn the_context_limits_prompt_and_output_together() {
 async fn a_deadline_ends_the_reply_with_what_there_is() {
     let stage = Stage::ready(Script::endless().gated(), 4);
     let mut request = request("go");
-    request.stop.deadline = Some(Instant::now() + Duration::from_millis(50));
+    let deadline = Instant::now() + Duration::from_secs(1);
+    request.stop.deadline = Some(deadline);
     let job = stage.engine.submit(request).unwrap();
     stage.script.permit(3);
-    tokio::time::sleep(Duration::from_millis(60)).await;
+    eventually("three steps", || stage.script.steps_done() == 3).await;
+    tokio::time::sleep_until(deadline.into()).await;
+    // The step that is under way at the deadline is the last.
     stage.script.permit(1);
     let outcome = listen(job.events).await;
     assert_eq!((outcome.text.as_str(), outcome.reason), ("xxx", FinishReason::Length));
+}
+
+#[tokio::test]
+async fn a_deadline_before_the_first_token_is_an_error() {
+    let stage = Stage::ready(Script::endless(), 4);
+    let mut late = request("go");
+    late.stop.deadline = Some(Instant::now());
+    let FinishReason::Error(error) = run(&stage, late).await.reason else { panic!("no error") };
+    assert!(error.contains("request_timeout_s"), "{error}");
+    assert_eq!(stage.script.steps_done(), 0);
 }
 
 #[tokio::test]

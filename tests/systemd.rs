@@ -1,4 +1,5 @@
 //! The units, as far as they can be judged without booting a system; scripts/test-systemd.sh does the rest.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test fails by panicking
 
 use std::{path::Path, process::Command};
 

@@ -114,9 +114,11 @@ inline uint16 high_word(global const uint* words, int j) {
 
 // Code of nibble i < 7 of a word where it stands, shifted left by 4 * i; the last one is shifted down instead.
 #ifdef HIGH_BITS
+#define HIGH_WORD(codes, j) high_word((global const uint*)(codes), j)
 #define NIBBLE_IN_PLACE(v, h, i) (((v) & (uint16)(15u << (4 * i))) | ((h) & (uint16)(HIGH_MASK << (4 * i + 4))))
 #define HIGH_LAST(h) (((h) & (uint16)HIGH_MASK) << (uint16)4)
 #else
+#define HIGH_WORD(codes, j) ((uint16)0)
 #define NIBBLE_IN_PLACE(v, h, i) ((v) & (uint16)(15u << (4 * i)))
 #define HIGH_LAST(h) ((uint16)0)
 #endif
@@ -132,49 +134,43 @@ inline uint16 high_word(global const uint* words, int j) {
 #define SLOT_SCALES ((float16)1.0f)
 #endif
 
-// sum over `count` columns from `first` of code * x for 16 outputs, in column order. x carries SLOT_SCALES.
-inline float16 dot_columns(global const uchar* codes, int first, int count, local const float* x) {
-    float16 sum = 0.0f;
+// sums[t] = sum over the SCALE_GROUP columns from `first` of code * x for 16 outputs of each of T tiles, in column order.
+// x carries SLOT_SCALES. One column of all tiles comes after the other, so that T sums are under way at a time: a single
+// one would wait for itself.
 #if FORMAT == FORMAT_F32
-    #pragma unroll
-    for (int i = 0; i < count; i++) sum = fma(vload16(first + i, (global const float*)codes), (float16)x[i], sum);
+#define NUMBERS16(i, codes) vload16(i, (global const float*)(codes))
 #elif FORMAT == FORMAT_F16
-    #pragma unroll
-    for (int i = 0; i < count; i++) sum = fma(vload_half16(first + i, (global const half*)codes), (float16)x[i], sum);
+#define NUMBERS16(i, codes) vload_half16(i, (global const half*)(codes))
 #elif FORMAT == FORMAT_BF16
-    #pragma unroll
-    for (int i = 0; i < count; i++)
-        sum = fma(as_float16(convert_uint16(vload16(first + i, (global const ushort*)codes)) << (uint16)16), (float16)x[i], sum);
-#elif FORMAT == FORMAT_Q8_0
-    global const uint* words = (global const uint*)codes;
-    #pragma unroll
-    for (int j = 0; j < count / 4; j++) {
-        uint16 v = vload16(first / 4 + j, words);
-        sum = fma(TO_FLOAT(v & (uint16)0xffu), (float16)x[j * 4], sum);
-        sum = fma(TO_FLOAT(v & (uint16)0xff00u), (float16)x[j * 4 + 1], sum);
-        sum = fma(TO_FLOAT(v & (uint16)0xff0000u), (float16)x[j * 4 + 2], sum);
-        sum = fma(TO_FLOAT(v >> (uint16)24), (float16)x[j * 4 + 3], sum);
+#define NUMBERS16(i, codes) \
+    as_float16(convert_uint16(vload16(i, (global const ushort*)(codes))) << (uint16)16)
+#endif
+
+#define ALL_TILES _Pragma("unroll") for (int t = 0; t < T; t++)
+#ifdef NUMBERS16
+#define DOT_COLUMNS                                                                                                   \
+    _Pragma("unroll") for (int i = 0; i < SCALE_GROUP; i++)                                                           \
+        ALL_TILES sums[t] = fma(NUMBERS16(first + i, codes[t]), (float16)x[i], sums[t]);
+#elif SLOT_BITS == 8
+#define DOT_COLUMNS                                                                                                   \
+    _Pragma("unroll") for (int j = 0; j < SCALE_GROUP / 4; j++) {                                                     \
+        uint16 v[T];                                                                                                  \
+        ALL_TILES v[t] = vload16(first / 4 + j, (global const uint*)codes[t]);                                        \
+        _Pragma("unroll") for (int i = 0; i < 3; i++)                                                                 \
+            ALL_TILES sums[t] = fma(TO_FLOAT(v[t] & (uint16)(255u << (8 * i))), (float16)x[j * 4 + i], sums[t]);      \
+        ALL_TILES sums[t] = fma(TO_FLOAT(v[t] >> (uint16)24), (float16)x[j * 4 + 3], sums[t]);                        \
     }
 #else
-    global const uint* words = (global const uint*)codes;
-    #pragma unroll
-    for (int j = 0; j < count / 8; j++) {
-        uint16 v = vload16(first / 8 + j, words);
-#ifdef HIGH_BITS
-        uint16 h = high_word(words, first / 8 + j);
-#endif
-        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 0)), (float16)x[j * 8], sum);
-        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 1)), (float16)x[j * 8 + 1], sum);
-        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 2)), (float16)x[j * 8 + 2], sum);
-        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 3)), (float16)x[j * 8 + 3], sum);
-        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 4)), (float16)x[j * 8 + 4], sum);
-        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 5)), (float16)x[j * 8 + 5], sum);
-        sum = fma(TO_FLOAT(NIBBLE_IN_PLACE(v, h, 6)), (float16)x[j * 8 + 6], sum);
-        sum = fma(TO_FLOAT(v >> (uint16)28 | HIGH_LAST(h)), (float16)x[j * 8 + 7], sum);
+#define DOT_COLUMNS                                                                                                   \
+    _Pragma("unroll") for (int j = 0; j < SCALE_GROUP / 8; j++) {                                                     \
+        uint16 v[T], h[T];                                                                                            \
+        ALL_TILES v[t] = vload16(first / 8 + j, (global const uint*)codes[t]);                                        \
+        ALL_TILES h[t] = HIGH_WORD(codes[t], first / 8 + j);                                                          \
+        _Pragma("unroll") for (int i = 0; i < 7; i++)                                                                 \
+            ALL_TILES sums[t] = fma(TO_FLOAT(NIBBLE_IN_PLACE(v[t], h[t], i)), (float16)x[j * 8 + i], sums[t]);        \
+        ALL_TILES sums[t] = fma(TO_FLOAT(v[t] >> (uint16)28 | HIGH_LAST(h[t])), (float16)x[j * 8 + 7], sums[t]);      \
     }
 #endif
-    return sum;
-}
 
 // The codes of one group as numbers, column-major: out[column][16 outputs], `stride` vectors apart.
 inline void unpack_group(global const uchar* codes, float16* out, int stride) {

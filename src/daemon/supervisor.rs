@@ -21,6 +21,7 @@ pub(super) async fn report(handle: EngineHandle, address: SocketAddr) {
     let beat = if watched { Duration::from_micros(limit_us / 2).max(Duration::from_millis(1)) } else { LOOK };
     let mut state = handle.watch();
     let mut said_ready = false;
+    let mut said = String::new();
     loop {
         let now = state.borrow_and_update().clone();
         let status = match &now {
@@ -32,7 +33,10 @@ pub(super) async fn report(handle: EngineHandle, address: SocketAddr) {
         };
         // A status is one line; errors may carry a compiler's log.
         let status = status.replace('\n', " ");
-        let mut news = vec![NotifyState::Status(&status)];
+        let mut news = Vec::new();
+        if status != said {
+            news.push(NotifyState::Status(&status));
+        }
         match now {
             State::Loading { .. } => news.push(NotifyState::ExtendTimeoutUsec(PATIENCE_US)),
             State::Ready if !said_ready => {
@@ -46,7 +50,10 @@ pub(super) async fn report(handle: EngineHandle, address: SocketAddr) {
         if watched && !matches!(now, State::Failed { .. }) {
             news.push(NotifyState::Watchdog);
         }
-        notify(&news);
+        if !news.is_empty() {
+            notify(&news);
+        }
+        said = status;
         // The time runs out when nothing changes; a closed channel means that the engine is gone.
         if let Ok(Err(_gone)) = tokio::time::timeout(beat, state.changed()).await {
             return;

@@ -94,6 +94,11 @@ impl DeviceInfo {
         self.extensions.iter().any(|extension| extension == name)
     }
 
+    /// True for Intel's own runtimes.
+    pub fn is_intel(&self) -> bool {
+        self.platform.starts_with("Intel(R) OpenCL")
+    }
+
     /// True for Portable Computing Language, which differs from other CPU runtimes in speed.
     pub fn is_pocl(&self) -> bool {
         self.platform.contains("Portable Computing Language")

@@ -10,6 +10,10 @@ use super::{Event, FinishReason, Model, Request, Stats, Usage};
 use crate::decode::{Backend, Step};
 use crate::text::{Assembler, Tokenizer};
 
+/// What a job ends with whose deadline came first.
+const OUT_OF_TIME: &str = "the time for a request (`server.request_timeout_s`) was over before its first token; \
+                           try again when the server is less busy";
+
 /// Runs the job and sends its events, [`Event::Finish`] included.
 pub(super) fn run(
     shared: &Shared,
@@ -33,8 +37,13 @@ pub(super) fn run(
     let reason = match backend.start(&queued.request.prompt, &queued.request.sampling) {
         Err(error) => FinishReason::Error(chain(&*error)),
         Ok(mut generation) => loop {
-            if let Some(reason) = interrupted() {
-                break reason;
+            match interrupted() {
+                // An empty reply that was "cut" would hide what happened.
+                Some(FinishReason::Length) if reply.completion_tokens == 0 => {
+                    break FinishReason::Error(OUT_OF_TIME.to_owned());
+                }
+                Some(reason) => break reason,
+                None => {}
             }
             let step = match generation.step() {
                 Ok(step) => step,

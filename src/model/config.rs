@@ -255,7 +255,7 @@ impl CausalConfig {
     /// Window and rotary embedding of a layer.
     pub fn layer(&self, index: usize) -> (Option<usize>, Rope) {
         match self.sliding {
-            Some((window, rope)) if (index + 1) % self.full_every != 0 => (Some(window), rope),
+            Some((window, rope)) if !(index + 1).is_multiple_of(self.full_every) => (Some(window), rope),
             _ => (None, self.rope),
         }
     }

@@ -173,7 +173,7 @@ impl Kernels {
     ) -> Result<Launch, OpsError> {
         const OP: &str = "rotate_and_cache";
         let head = cache.head_size;
-        shape(OP, head % 16 == 0 && head > 0, || format!("a head size of {head} is not a multiple of 16"))?;
+        shape(OP, head.is_multiple_of(16) && head > 0, || format!("a head size of {head} is not a multiple of 16"))?;
         shape(OP, 2 * rotation.half_rotated <= head, || {
             format!("{} rotated values in a head of {head}", 2 * rotation.half_rotated)
         })?;
@@ -228,7 +228,7 @@ impl Kernels {
     ) -> Result<Launch, OpsError> {
         const OP: &str = "attention";
         let width = attention.q_heads * cache.head_size;
-        shape(OP, cache.heads > 0 && attention.q_heads % cache.heads == 0, || {
+        shape(OP, cache.heads > 0 && attention.q_heads.is_multiple_of(cache.heads), || {
             format!("{} query heads over {} key-value heads", attention.q_heads, cache.heads)
         })?;
         shape(

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use thiserror::Error;
 
 use super::{CacheKind, Format};
-use crate::device::{Device, DeviceError, Kernel, Program};
+use crate::device::{Device, DeviceError, DeviceKind, Kernel, Program};
 
 const COMMON: &str = include_str!("../../cl/include/common.h");
 const WEIGHTS: &str = include_str!("../../cl/include/weights.h");
@@ -14,6 +14,7 @@ const PREPARE: &str = include_str!("../../cl/include/prepare.h");
 const FINISH: &str = include_str!("../../cl/include/finish.h");
 const MATMUL: &str = include_str!("../../cl/matmul.cl");
 const ROWS: &str = include_str!("../../cl/rows.cl");
+const PEAK: &str = include_str!("../../cl/peak.cl");
 const ATTENTION: &str = include_str!("../../cl/attention.cl");
 
 /// Division and square root are rounded correctly, so that a row's norm has one value whatever the compiler makes
@@ -53,6 +54,8 @@ pub enum OpsError {
 pub struct Kernels {
     built: RefCell<HashMap<(&'static str, usize), Program>>,
     rows_at_once: usize,
+    /// Defined where the compiler is known to have the host's prefetch instruction.
+    prefetch: &'static str,
     /// Stands for buffers a launch does not use.
     unused: crate::device::Buffer,
     compute_units: usize,
@@ -67,6 +70,11 @@ impl Kernels {
         let info = device.info();
         Ok(Self {
             built: RefCell::default(),
+            prefetch: if info.kind == DeviceKind::Cpu && (info.is_pocl() || info.is_intel()) {
+                "#define HOST_PREFETCH\n"
+            } else {
+                ""
+            },
             // 16 or 32 vector registers: accumulators of a row block must stay in them.
             rows_at_once: if info.native_float_width >= 16 { 8 } else { 3 },
             unused: device.alloc(crate::device::Purpose::Scratch, 64)?,
@@ -90,15 +98,23 @@ impl Kernels {
         name: &str,
     ) -> Result<Kernel, OpsError> {
         let number = format as usize;
-        let rows = self.rows_at_once;
+        let (rows, prefetch) = (self.rows_at_once, self.prefetch);
         self.kernel(device, ("matmul", number), name, || {
             (
                 format!("matmul.cl ({})", format.name()),
                 format!(
-                    "#define FORMAT {number}\n#define ROWS {rows}\n{COMMON}{WEIGHTS}{PREPARE}{FINISH}{MATMUL}"
+                    "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PREPARE}{FINISH}{MATMUL}"
                 ),
             )
         })
+    }
+
+    pub(super) fn compute_units(&self) -> usize {
+        self.compute_units
+    }
+
+    pub(super) fn peak_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
+        self.kernel(device, ("peak", 0), name, || ("peak.cl".to_owned(), format!("{COMMON}{PEAK}")))
     }
 
     pub(super) fn rows_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {

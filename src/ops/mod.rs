@@ -7,6 +7,7 @@ mod attention;
 mod format;
 mod kernels;
 mod matmul;
+mod peak;
 mod self_test;
 
 pub use attention::{
@@ -15,6 +16,7 @@ pub use attention::{
 pub use format::{Format, ROW_MULTIPLE, Scales, TILE};
 pub use kernels::{Kernels, OpsError};
 pub use matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
+pub use peak::{Peak, seconds};
 pub use self_test::self_test;
 
 /// Values by which activation rows are padded: the widest block of a weight format.

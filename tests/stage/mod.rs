@@ -1,6 +1,7 @@
 //! What the tests of engine and HTTP share: a backend that follows a script, a vocabulary of single bytes, and a
 //! server on a free port.
 #![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -80,6 +81,8 @@ pub struct Script {
     /// After so many steps of a generation, fail or panic.
     trouble: Option<(usize, Trouble)>,
     gate: Option<Gate>,
+    /// Time a step takes.
+    pace: Duration,
     /// Steps done in all.
     pub steps: AtomicUsize,
     /// Prompts started, with their sampling.
@@ -102,6 +105,7 @@ impl Script {
             prefill_chunk: 1024,
             trouble: None,
             gate: None,
+            pace: Duration::ZERO,
             steps: AtomicUsize::new(0),
             started: Mutex::default(),
             ended: AtomicUsize::new(0),
@@ -131,6 +135,11 @@ impl Script {
 
     pub fn trouble(mut self, after_steps: usize, trouble: Trouble) -> Self {
         self.trouble = Some((after_steps, trouble));
+        self
+    }
+
+    pub fn pace(mut self, step: Duration) -> Self {
+        self.pace = step;
         self
     }
 
@@ -211,6 +220,7 @@ impl Generation for Playing<'_> {
         if let Some(gate) = &self.script.gate {
             gate.pass()?;
         }
+        std::thread::sleep(self.script.pace);
         match self.script.trouble {
             Some((after, Trouble::Error)) if after == self.steps => return Err("NaN in layer 3".into()),
             Some((after, Trouble::Panic)) if after == self.steps => panic!("the device fell over"),

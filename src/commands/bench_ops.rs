@@ -1,0 +1,240 @@
+//! `axed bench-ops`
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use axe::config::Config;
+use axe::device::{Arg, Buffer, Device, Launch, Purpose};
+use axe::ops::{
+    ATTENTION_START, Activation, Attention, Cache, CacheKind, Finish, Format, Kernels, Matrix, Output, Peak,
+    ROTATE_START, Rotation, RowInput, STRIDE_MULTIPLE, round_up, seconds,
+};
+use clap::Args;
+
+/// Time every kernel at the sizes of real models, against what the device can do at best.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Rows of the many-row kernels.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=4096))]
+    pub rows: u32,
+    /// Rounds, of which the median counts.
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Only lines that contain this.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub only: String,
+    /// Configuration file, for the device to use [default: as for `serve`].
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// Distinct weights that a one-row measurement goes through, as a model's layers do: more than caches keep.
+const WORKING_SET: usize = 128 << 20;
+
+/// Outputs, inputs and format of the matrices of a model.
+type Shapes = &'static [(&'static str, usize, usize, Format)];
+
+const SMOLLM2: Shapes = &[
+    ("qkv", 960, 576, Format::Q4_1),
+    ("output", 576, 576, Format::Q4_1),
+    ("gate and up", 3072, 576, Format::Q4_1),
+    ("down", 576, 1536, Format::Q4_1),
+    ("head", 49152, 576, Format::Q8_0),
+];
+const GEMMA3: Shapes = &[
+    ("q and k", 1280, 640, Format::Q5_0),
+    ("v", 256, 640, Format::Q8_0),
+    ("output", 640, 1024, Format::Q4K),
+    ("gate and up", 4096, 640, Format::Q5_0),
+    ("down", 640, 2048, Format::Q6K),
+    ("down", 640, 2048, Format::Q4K),
+    ("head", 262_144, 640, Format::Q8_0),
+];
+/// The widest matrices of a 26B mixture's dense part, in the formats nobody above uses.
+const OTHERS: Shapes = &[
+    ("square", 2816, 2816, Format::Q4_0),
+    ("square", 2816, 2816, Format::Q5_1),
+    ("square", 2816, 2816, Format::Q5K),
+    ("square", 2816, 2816, Format::F16),
+    ("square", 2816, 2816, Format::Bf16),
+    ("square", 2816, 2816, Format::F32),
+];
+
+struct Bench<'a> {
+    device: Device,
+    kernels: Kernels,
+    peak: Peak,
+    rows: usize,
+    rounds: usize,
+    only: &'a str,
+}
+
+/// Prints a table: what a kernel reads and computes, its time, and its share of the device's limits.
+pub fn run(options: &Options) -> Result<()> {
+    let config = Config::load(options.config.as_deref(), Vec::new())?;
+    axe::device::runtime::locate(config.device.threads)?;
+    let device = axe::load::open_device(&config.device)?;
+    let kernels = Kernels::new(&device)?;
+    let peak = kernels.peak(&device)?;
+    println!("{}, driver {}", device.info(), device.info().driver_version);
+    println!(
+        "pure read {:.1} GB/s, pure multiply-add {:.0} GFLOP/s; shares are of these",
+        peak.read / 1e9,
+        peak.multiply_add / 1e9
+    );
+    println!(
+        "{:<44} {:>10} {:>9} {:>7} {:>6} {:>9} {:>6}",
+        "kernel", "bytes", "time us", "GB/s", "share", "GFLOP/s", "share"
+    );
+    let bench = Bench {
+        device,
+        kernels,
+        peak,
+        rows: options.rows as usize,
+        rounds: options.rounds as usize,
+        only: &options.only,
+    };
+    for (model, shapes, activation) in [
+        ("smollm2-135m", SMOLLM2, Activation::Silu),
+        ("gemma-3-270m", GEMMA3, Activation::GeluTanh),
+        ("others", OTHERS, Activation::Silu),
+    ] {
+        for &(part, rows, columns, format) in shapes {
+            bench.products(model, part, rows, columns, format, activation)?;
+        }
+    }
+    bench.sequence("smollm2-135m", 9, 3, 64)?;
+    bench.sequence("gemma-3-270m", 4, 1, 256)?;
+    Ok(())
+}
+
+impl Bench<'_> {
+    fn zeros(&self, values: usize) -> Result<Buffer> {
+        let buffer = self.device.alloc(Purpose::Scratch, values * 4)?;
+        self.device.fill(&buffer, 0)?;
+        Ok(buffer)
+    }
+
+    /// Times `launches` and prints the line of one of them.
+    fn line(&self, name: &str, launches: &[Launch], bytes: f64, operations: f64) -> Result<()> {
+        let time = seconds(&self.device, launches, self.rounds)? / launches.len() as f64;
+        let (read, computed) = (bytes / time, operations / time);
+        println!(
+            "{name:<44} {bytes:>10.0} {:>9.1} {:>7.1} {:>5.0}% {:>9.1} {:>5.0}%",
+            time * 1e6,
+            read / 1e9,
+            100.0 * read / self.peak.read,
+            computed / 1e9,
+            100.0 * computed / self.peak.multiply_add
+        );
+        Ok(())
+    }
+
+    fn products(
+        &self,
+        model: &str,
+        part: &str,
+        rows: usize,
+        columns: usize,
+        format: Format,
+        activation: Activation,
+    ) -> Result<()> {
+        let name = |kernel: &str| format!("{model} {part} {rows}x{columns} {} {kernel}", format.name());
+        if ![name("matvec"), name("matmul")].iter().any(|name| name.contains(self.only)) {
+            return Ok(());
+        }
+        let bytes = format.matrix_bytes(rows, columns);
+        let matrices: Vec<Matrix> = (0..WORKING_SET.div_ceil(bytes))
+            .map(|_| {
+                let buffer = self.device.alloc(Purpose::Weights, bytes)?;
+                self.device.fill(&buffer, 0)?;
+                Ok(Matrix { buffer, format, rows, columns })
+            })
+            .collect::<Result<_>>()?;
+        let stride = round_up(columns, STRIDE_MULTIPLE);
+        let (out_stride, norm) = (round_up(rows, STRIDE_MULTIPLE), self.zeros(stride)?);
+        let x = self.zeros(stride * self.rows)?;
+        let one = self.zeros(out_stride)?;
+        let input =
+            RowInput { rows: &x, at: 0, branch: None, norm: Some(&norm), n: columns, stride, epsilon: 1e-5 };
+        let finish = if part == "gate and up" { Finish::Gated(activation) } else { Finish::Store };
+        let output = Output { rows: &one, at: 0, stride: out_stride };
+        let launches = matrices
+            .iter()
+            .map(|matrix| Ok(self.kernels.matvec(&self.device, matrix, &input, finish, &output)?))
+            .collect::<Result<Vec<_>>>()?;
+        let operations = 2.0 * rows as f64 * columns as f64;
+        self.line(&name("matvec"), &launches, bytes as f64, operations)?;
+        if part == "head" {
+            return Ok(()); // only rows that are sampled from go through it
+        }
+        let many = self.zeros(out_stride * self.rows)?;
+        let output = Output { rows: &many, at: 0, stride: out_stride };
+        let (packed, sums) = (self.zeros(stride * self.rows)?, self.zeros(stride / 32 * 3 * self.rows)?);
+        let matmul =
+            self.kernels.matmul(&self.device, &matrices[0], &packed, &sums, self.rows, finish, &output)?;
+        let name = format!("{} ({} rows)", name("matmul"), self.rows);
+        self.line(&name, &[matmul], bytes as f64, operations * self.rows as f64)?;
+        let pack = self.kernels.pack_rows(&self.device, &input, self.rows, &packed, &sums)?;
+        let moved = (2 * columns * self.rows * 4) as f64;
+        self.line(&format!("{model} pack_rows {columns} ({} rows)", self.rows), &[pack], moved, moved)
+    }
+
+    /// Rotation and attention of a layer.
+    fn sequence(&self, model: &str, heads: usize, kv_heads: usize, head_size: usize) -> Result<()> {
+        const CONTEXT: usize = 4096;
+        let (k_at, v_at) = (heads * head_size, (heads + kv_heads) * head_size);
+        let stride = round_up((heads + 2 * kv_heads) * head_size, STRIDE_MULTIPLE);
+        let qkv = self.zeros(stride * self.rows)?;
+        let out = self.zeros(stride * self.rows)?;
+        let angles = self.zeros(CONTEXT * head_size)?;
+        for (kind, start, rows) in [
+            (CacheKind::F16, 511, 1),
+            (CacheKind::F16, CONTEXT - 1, 1),
+            (CacheKind::F32, 511, 1),
+            (CacheKind::F16, 0, self.rows.min(CONTEXT)),
+        ] {
+            let cache = Cache::new(&self.device, kind, kv_heads, head_size, CONTEXT)?;
+            let rotation = Rotation {
+                qkv: &qkv,
+                stride,
+                q_heads: heads,
+                k_at,
+                v_at,
+                angles: &angles,
+                half_rotated: head_size / 2,
+                interleaved: false,
+                norms: None,
+                epsilon: 1e-5,
+            };
+            let looks = Attention {
+                q: &qkv,
+                stride,
+                out: &out,
+                out_stride: stride,
+                q_heads: heads,
+                window: None,
+                scale: 0.1,
+            };
+            let mut rotate = self.kernels.rotate_and_cache(&self.device, &rotation, &cache, rows)?;
+            rotate.set(ROTATE_START, Arg::I32(start as i32))?;
+            let mut attend = self.kernels.attention(&self.device, &looks, &cache, rows)?;
+            attend.set(ATTENTION_START, Arg::I32(start as i32))?;
+            let width = ((heads + 2 * kv_heads) * head_size * rows) as f64;
+            let name = format!("{model} {heads}:{kv_heads}x{head_size} {kind}");
+            if name.contains(self.only) || "attention rotate".contains(self.only) {
+                let at = format!("{name} rotate_and_cache ({rows} rows)");
+                self.line(&at, &[rotate], width * 4.0, width * 3.0)?;
+                let seen: f64 = (0..rows).map(|row| (start + row + 1) as f64).sum();
+                let cached = (start + rows) as f64 * (2 * kv_heads * head_size) as f64;
+                self.line(
+                    &format!("{name} attention ({rows} rows at {start})"),
+                    &[attend],
+                    cached * if kind == CacheKind::F16 { 2.0 } else { 4.0 },
+                    seen * (4 * heads * head_size) as f64,
+                )?;
+            }
+        }
+        Ok(())
+    }
+}

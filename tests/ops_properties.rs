@@ -1,0 +1,1083 @@
+//! Products of random matrices and attention over random heads against f64, on whatever device is there: odd sizes,
+//! every format and finish, values of any size. Every output lies among poison that must survive.
+//!
+//! Bounds are those of f32 arithmetic on the operands at hand, not constants: an error of a few units in the last
+//! place of what was added up fails.
+
+mod support;
+
+use axe::device::{Arg, Buffer, Device, DeviceOptions, DeviceSelector, Purpose};
+use axe::ops::{
+    ATTENTION_START, Activation, Attention, Cache, CacheKind, Finish, Format, Kernels, Matrix, Output,
+    ROTATE_START, ROW_MULTIPLE, Rotation, RowInput, STRIDE_MULTIPLE, Scales, TILE, activate,
+    attention_reference, prepare_reference, round_up,
+};
+use half::{bf16, f16};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+/// Half a unit in the last place of f32, relative.
+const ULP: f64 = f32::EPSILON as f64 / 2.0;
+/// Activations below 2^-90 count as zero in a product.
+const FLUSHED: f64 = 1.0 / (1u128 << 90) as f64;
+/// What f32 may lose below its range, per term.
+const DENORMAL: f64 = 1.2e-38;
+/// A NaN that no kernel makes.
+const POISON: u32 = 0x7fc0_dead;
+/// Values of poison before and behind an output.
+const GUARD: usize = 48;
+const EPSILON: f32 = 1e-5;
+
+/// The simulator runs a few million instructions a second: fewer and smaller cases there.
+fn simulated() -> bool {
+    std::env::var("AXE_TEST_PLATFORM").is_ok_and(|platform| platform == "oclgrind")
+}
+
+fn open() -> (Device, Kernels) {
+    let device = if simulated() {
+        Device::open(&DeviceSelector::default(), &DeviceOptions::default()).unwrap()
+    } else {
+        support::device()
+    };
+    let kernels = Kernels::new(&device).unwrap();
+    (device, kernels)
+}
+
+/// Runs `test` on the same cases every time.
+fn check<S: Strategy>(cases: u32, strategy: &S, test: impl Fn(S::Value) -> Result<(), TestCaseError>) {
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 100, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    if let Err(error) = runner.run(strategy, test) {
+        panic!("{error}");
+    }
+}
+
+/// Numbers for one case, all from its seed (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// In [-1, 1).
+    fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    /// Of either sign, sizes from 10^low to 10^high alike; now and then zero.
+    fn wide(&mut self, low: f32, high: f32) -> f32 {
+        if self.below(16) == 0 {
+            return 0.0;
+        }
+        let exponent = low + (high - low) * (self.unit() + 1.0) / 2.0;
+        10f32.powf(exponent) * self.unit().signum()
+    }
+}
+
+/// How large the numbers of a case are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Size {
+    /// Up to 1.
+    Plain,
+    /// 1e-30 to 1e30.
+    Wide,
+    /// Zeros but for a few.
+    Sparse,
+}
+
+impl Size {
+    fn take(self, random: &mut Random, largest: f32) -> f32 {
+        match self {
+            Self::Plain => random.unit(),
+            Self::Wide => random.wide(-30.0, largest),
+            Self::Sparse => {
+                if random.below(20) == 0 {
+                    random.unit() * 100.0
+                } else {
+                    0.0
+                }
+            }
+        }
+    }
+}
+
+/// A buffer with these values.
+fn upload(device: &Device, values: &[f32]) -> Buffer {
+    let buffer = device.alloc(Purpose::Scratch, values.len().max(1) * 4).unwrap();
+    if !values.is_empty() {
+        device.write(&buffer, 0, bytemuck::cast_slice(values)).unwrap();
+    }
+    buffer
+}
+
+fn download(device: &Device, buffer: &Buffer) -> Vec<f32> {
+    let mut values = vec![0f32; buffer.size() / 4];
+    device.read(buffer, 0, bytemuck::cast_slice_mut(&mut values)).unwrap();
+    values
+}
+
+fn poisoned(device: &Device, values: usize) -> Buffer {
+    let buffer = device.alloc(Purpose::Scratch, values * 4).unwrap();
+    device.fill(&buffer, POISON).unwrap();
+    buffer
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+fn is_poison(values: &[f32]) -> bool {
+    values.iter().all(|value| value.to_bits() == POISON)
+}
+
+fn f64s(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&value| f64::from(value)).collect()
+}
+
+/// A random matrix: its tiles, its weights, and for each weight the size of what is added up to make its product.
+struct Weights {
+    tiles: Vec<u8>,
+    values: Vec<f64>,
+    sizes: Vec<f64>,
+}
+
+impl Weights {
+    fn new(format: Format, rows: usize, columns: usize, random: &mut Random) -> Self {
+        let tile_bytes = format.tile_bytes(columns);
+        let mut tiles = vec![0u8; format.matrix_bytes(rows, columns)];
+        let (mut values, mut sizes) = (Vec::new(), Vec::new());
+        for row in 0..rows {
+            let tile = &mut tiles[row / TILE * tile_bytes..][..tile_bytes];
+            if matches!(format, Format::F32 | Format::F16 | Format::Bf16) {
+                Self::numbers(format, tile, row % TILE, columns, random, &mut values);
+                sizes.extend(values[values.len() - columns..].iter().map(|value| value.abs()));
+            } else {
+                Self::codes(format, tile, row % TILE, columns, random, &mut values, &mut sizes);
+            }
+        }
+        Self { tiles, values, sizes }
+    }
+
+    fn numbers(
+        format: Format,
+        tile: &mut [u8],
+        lane: usize,
+        columns: usize,
+        random: &mut Random,
+        values: &mut Vec<f64>,
+    ) {
+        let mut elements = Vec::new();
+        for _ in 0..columns {
+            // Down to numbers that f16 holds as denormals.
+            let number = random.wide(-7.0, 0.5);
+            match format {
+                Format::F32 => {
+                    elements.extend(number.to_le_bytes());
+                    values.push(f64::from(number));
+                }
+                Format::F16 => {
+                    elements.extend(f16::from_f32(number).to_le_bytes());
+                    values.push(f16::from_f32(number).to_f64());
+                }
+                _ => {
+                    elements.extend(bf16::from_f32(number).to_le_bytes());
+                    values.push(bf16::from_f32(number).to_f64());
+                }
+            }
+        }
+        format.put_numbers(tile, lane, &elements);
+    }
+
+    /// Weights by the definition of the format in GGUF files, not by the code under test.
+    fn codes(
+        format: Format,
+        tile: &mut [u8],
+        lane: usize,
+        columns: usize,
+        random: &mut Random,
+        values: &mut Vec<f64>,
+        sizes: &mut Vec<f64>,
+    ) {
+        let block = if format.block_groups() == 8 { 256 } else { 32 };
+        let (codes_below, centre) = match format {
+            Format::Q4_0 => (16, 8.0),
+            Format::Q5_0 => (32, 16.0),
+            Format::Q8_0 => (256, 128.0),
+            Format::Q6K => (64, 32.0),
+            Format::Q5_1 | Format::Q5K => (32, 0.0),
+            _ => (16, 0.0),
+        };
+        for first in (0..columns).step_by(block) {
+            let codes: Vec<u8> = (0..block)
+                .map(|_| match random.below(8) {
+                    0 => 0,
+                    1 => (codes_below - 1) as u8,
+                    _ => random.below(codes_below) as u8,
+                })
+                .collect();
+            let (d, m) = (f16::from_f32(random.wide(-7.0, -0.5)), f16::from_f32(random.wide(-7.0, 0.0)));
+            let groups: Vec<u8> =
+                (0..16).map(|_| random.below(if format == Format::Q6K { 256 } else { 64 }) as u8).collect();
+            let offsets: Vec<u8> = (0..8).map(|_| random.below(64) as u8).collect();
+            let has_offset = matches!(format, Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K);
+            format.put_codes(
+                tile,
+                lane,
+                first,
+                &codes,
+                Scales {
+                    scale: d.to_bits(),
+                    offset: if has_offset { m.to_bits() } else { 0 },
+                    scales: match format {
+                        Format::Q6K => &groups,
+                        Format::Q4K | Format::Q5K => &groups[..8],
+                        _ => &[],
+                    },
+                    offsets: if matches!(format, Format::Q4K | Format::Q5K) { &offsets } else { &[] },
+                },
+            );
+            for (i, &code) in codes.iter().enumerate() {
+                let (d, m, code) = (d.to_f64(), m.to_f64(), f64::from(code));
+                let (scale, offset) = match format {
+                    Format::Q4_1 | Format::Q5_1 => (d, m),
+                    Format::Q4K | Format::Q5K => {
+                        (d * f64::from(groups[i / 32]), -m * f64::from(offsets[i / 32]))
+                    }
+                    Format::Q6K => (d * f64::from(groups[i / 16] as i8), 0.0),
+                    _ => (d, 0.0),
+                };
+                values.push(scale * (code - centre) + offset);
+                sizes.push(scale.abs() * (code + centre) + offset.abs());
+            }
+        }
+    }
+}
+
+/// A product of rows and a matrix.
+#[derive(Debug, Clone)]
+struct Product {
+    outputs: usize,
+    columns: usize,
+    rows: usize,
+    /// Values that an output row is wider than it must be.
+    gap: usize,
+    /// First value of the output.
+    at: usize,
+    size: Size,
+    norm: bool,
+    branch: bool,
+    /// Number of the finish.
+    finish: usize,
+    /// The finish's other operand is the output itself.
+    in_place: bool,
+    seed: u64,
+}
+
+const FINISHES: usize = 6;
+
+impl Product {
+    fn strategy(format: Format) -> impl Strategy<Value = Self> {
+        let (outputs, rows, blocks): (usize, usize, usize) =
+            if simulated() { (40, 9, 3) } else { (150, 70, 12) };
+        let columns = match format {
+            Format::Q4K | Format::Q5K | Format::Q6K => {
+                (1..=if simulated() { 1usize } else { 3 }).prop_map(|n| n * 256).boxed()
+            }
+            Format::F32 | Format::F16 | Format::Bf16 => (1..=blocks * 32).boxed(),
+            _ => (1..=blocks).prop_map(|n| n * 32).boxed(),
+        };
+        let shape = (1..=outputs, columns, 1..=rows, 0..5usize, 0..40usize);
+        let sizes = prop_oneof![Just(Size::Plain), Just(Size::Wide), Just(Size::Sparse)];
+        let how = (sizes, any::<bool>(), any::<bool>(), 0..FINISHES, any::<bool>(), any::<u64>());
+        (shape, how).prop_map(
+            |(
+                (outputs, columns, rows, gap, at),
+                (size, mut norm, mut branch, mut finish, in_place, seed),
+            )| {
+                if size == Size::Wide {
+                    // Squares of 1e30 and products of two such results are not finite in f32.
+                    (norm, branch) = (false, false);
+                    finish = [0, 1, 4, 5][finish % 4];
+                }
+                Self { outputs, columns, rows, gap, at, size, norm, branch, finish, in_place, seed }
+            },
+        )
+    }
+
+    fn finish<'a>(&self, other: &'a Buffer) -> Finish<'a> {
+        match self.finish {
+            0 => Finish::Store,
+            1 => Finish::Add(other),
+            2 => Finish::Gated(Activation::Silu),
+            3 => Finish::Gated(Activation::GeluTanh),
+            4 => Finish::GatedWith(Activation::Silu, other),
+            _ => Finish::GatedWith(Activation::GeluTanh, other),
+        }
+    }
+
+    fn gated(&self) -> bool {
+        matches!(self.finish, 2 | 3)
+    }
+
+    /// Values written to an output row: whole pairs of tiles.
+    fn width(&self) -> usize {
+        round_up(self.outputs, ROW_MULTIPLE) / if self.gated() { 2 } else { 1 }
+    }
+
+    fn out_stride(&self) -> usize {
+        self.width() + self.gap
+    }
+}
+
+/// The result at one place and how far f32 may be off.
+type Bounded = (f64, f64);
+
+fn activated(activation: Activation, (x, off): Bounded) -> Bounded {
+    // Neither activation is steeper than 1.2.
+    (activate(activation, x), 1.2 * off + 16.0 * ULP * x.abs() + DENORMAL)
+}
+
+fn times((a, a_off): Bounded, (b, b_off): Bounded) -> Bounded {
+    (a * b, a.abs() * b_off + b.abs() * a_off + a_off * b_off + 2.0 * ULP * (a * b).abs() + DENORMAL)
+}
+
+/// Everything a product needs on the device, and the same in f64.
+struct Operands {
+    case: Product,
+    weights: Weights,
+    stride: usize,
+    x: Vec<f32>,
+    branch: Vec<f32>,
+    branch_weight: Vec<f32>,
+    norm: Vec<f32>,
+    other: Vec<f32>,
+    matrix: Matrix,
+}
+
+impl Operands {
+    fn new(device: &Device, format: Format, case: &Product) -> Self {
+        let mut random = Random(case.seed);
+        let weights = Weights::new(format, case.outputs, case.columns, &mut random);
+        let stride = round_up(case.columns, STRIDE_MULTIPLE) + STRIDE_MULTIPLE * random.below(2);
+        let mut padded_rows = |size: Size| -> Vec<f32> {
+            (0..case.rows * stride)
+                .map(|i| if i % stride < case.columns { size.take(&mut random, 30.0) } else { 0.0 })
+                .collect()
+        };
+        let (x, branch) = (padded_rows(case.size), padded_rows(case.size));
+        let mut weight = || -> Vec<f32> {
+            (0..stride).map(|i| if i < case.columns { random.unit() * 2.0 } else { 0.0 }).collect()
+        };
+        let (branch_weight, norm) = (weight(), weight());
+        let other = (0..case.rows * case.out_stride() + 2 * GUARD + case.at)
+            .map(|_| if case.finish == 1 { case.size.take(&mut random, 30.0) } else { random.unit() * 6.0 })
+            .collect();
+        let buffer = device.alloc(Purpose::Weights, weights.tiles.len()).unwrap();
+        device.write(&buffer, 0, &weights.tiles).unwrap();
+        let matrix = Matrix { buffer, format, rows: case.outputs, columns: case.columns };
+        Self { case: case.clone(), weights, stride, x, branch, branch_weight, norm, other, matrix }
+    }
+
+    /// The row with its branch, and each prepared value with its bound.
+    fn prepared(&self, row: usize) -> (Vec<Bounded>, Vec<Bounded>) {
+        let n = self.case.columns;
+        let slice = |values: &[f32]| f64s(&values[row * self.stride..][..n]);
+        let (x, branch) = (slice(&self.x), slice(&self.branch));
+        let (branch_weight, norm) = (f64s(&self.branch_weight[..n]), f64s(&self.norm[..n]));
+        let with_branch = self.case.branch.then_some((&branch[..], &branch_weight[..]));
+        let norm_weight = self.case.norm.then_some(&norm[..]);
+        let (sum, prepared) = prepare_reference(&x, with_branch, norm_weight, f64::from(EPSILON));
+        // Terms of a sum of squares, then a root, a quotient and two products.
+        let norm_off = (8.0 + n as f64 / 32.0) * ULP;
+        let sum_off: Vec<f64> = sum
+            .iter()
+            .zip(&x)
+            .map(|(sum, x)| if self.case.branch { (sum - x).abs() * norm_off + ULP * sum.abs() } else { 0.0 })
+            .collect();
+        let length = |values: &[f64]| (values.iter().map(|v| v * v).sum::<f64>() / n as f64 + 1e-5).sqrt();
+        let mean_off = length(&sum_off.iter().map(|off| off + 0.0).collect::<Vec<_>>()) - 1e-5f64.sqrt();
+        let prepared_off: Vec<f64> = (0..n)
+            .map(|i| {
+                if self.case.norm {
+                    let inverse = norm[i].abs() / length(&sum);
+                    sum_off[i] * inverse
+                        + prepared[i].abs() * (norm_off + mean_off.max(0.0) / length(&sum))
+                        + FLUSHED
+                } else {
+                    sum_off[i] + FLUSHED
+                }
+            })
+            .collect();
+        (sum.into_iter().zip(sum_off).collect(), prepared.into_iter().zip(prepared_off).collect())
+    }
+
+    /// The product's values of one output row, padding included.
+    fn expected(&self, row: usize, prepared: &[Bounded]) -> Vec<Bounded> {
+        let n = self.case.columns;
+        let steps = (40 + self.matrix.format.padded_columns(n) / 32) as f64;
+        let dot = |output: usize| -> Bounded {
+            if output >= self.case.outputs {
+                return (0.0, 0.0);
+            }
+            let values = &self.weights.values[output * n..][..n];
+            let sizes = &self.weights.sizes[output * n..][..n];
+            let (mut sum, mut size, mut off) = (0.0, 0.0, 0.0);
+            for (&(x, x_off), (w, s)) in prepared.iter().zip(values.iter().zip(sizes)) {
+                sum += w * x;
+                size += s * x.abs();
+                off += s * x_off + 64.0 * DENORMAL * (1.0 + s);
+            }
+            (sum, off + steps * ULP * size)
+        };
+        let start = GUARD + self.case.at + row * self.case.out_stride();
+        (0..self.case.width())
+            .map(|i| {
+                let other = (f64::from(self.other[start + i]), 0.0);
+                let gate = i / TILE * ROW_MULTIPLE + i % TILE;
+                match self.case.finish {
+                    0 => dot(i),
+                    1 => {
+                        let (sum, off) = (other.0 + dot(i).0, dot(i).1);
+                        (sum, off + ULP * sum.abs())
+                    }
+                    2 => times(activated(Activation::Silu, dot(gate)), dot(gate + TILE)),
+                    3 => times(activated(Activation::GeluTanh, dot(gate)), dot(gate + TILE)),
+                    4 => times(activated(Activation::Silu, other), dot(i)),
+                    _ => times(activated(Activation::GeluTanh, other), dot(i)),
+                }
+            })
+            .collect()
+    }
+
+    /// Results of rows `first..first + rows`, by `matvec` where `one` and by `matmul` otherwise: output rows without
+    /// gaps, and rows with their branch. Whatever must not be written is checked here.
+    fn run(
+        &self,
+        device: &Device,
+        kernels: &Kernels,
+        first: usize,
+        rows: usize,
+        one: bool,
+    ) -> Result<(Vec<f32>, Vec<f32>), TestCaseError> {
+        let case = &self.case;
+        let (width, out_stride) = (case.width(), case.out_stride());
+        // A matvec reads its row in the midst of all; many rows start at 0.
+        let (from, read, at) = if one {
+            (0, self.x.len(), first * self.stride)
+        } else {
+            (first * self.stride, rows * self.stride, 0)
+        };
+        let x = upload(device, &self.x[from..from + read]);
+        let branch = upload(device, &self.branch[from..from + read]);
+        let (branch_weight, norm) = (upload(device, &self.branch_weight), upload(device, &self.norm));
+        let new_rows = poisoned(device, read + GUARD);
+        let start = GUARD + case.at;
+        let out_len = start + (rows - 1) * out_stride + width + GUARD;
+        let others = &self.other[first * out_stride..][..out_len];
+        let other = upload(device, others);
+        let fresh = poisoned(device, out_len);
+        let takes_other = matches!(case.finish, 1 | 4 | 5);
+        let in_place = case.in_place && takes_other;
+        let out = if in_place { &other } else { &fresh };
+        let input = RowInput {
+            rows: &x,
+            at,
+            branch: case.branch.then_some((&branch, &branch_weight, &new_rows)),
+            norm: case.norm.then_some(&norm),
+            n: case.columns,
+            stride: self.stride,
+            epsilon: EPSILON,
+        };
+        let output = Output { rows: out, at: start, stride: out_stride };
+        let finish = case.finish(&other);
+        let padded;
+        if one {
+            padded = self.matrix.format.padded_columns(case.columns);
+            device.enqueue(&kernels.matvec(device, &self.matrix, &input, finish, &output).unwrap()).unwrap();
+        } else {
+            padded = round_up(case.columns, STRIDE_MULTIPLE);
+            let packed = poisoned(device, rows * padded + GUARD);
+            let sums = poisoned(device, rows * padded / 32 * 3 + GUARD);
+            device.enqueue(&kernels.pack_rows(device, &input, rows, &packed, &sums).unwrap()).unwrap();
+            let launch = kernels.matmul(device, &self.matrix, &packed, &sums, rows, finish, &output).unwrap();
+            device.enqueue(&launch).unwrap();
+            self.check_packed(first, rows, padded, &download(device, &packed), &download(device, &sums))?;
+        }
+        let found = download(device, out);
+        let mut results = Vec::with_capacity(rows * width);
+        let kept = |range: std::ops::Range<usize>| {
+            if in_place { same_bits(&found[range.clone()], &others[range]) } else { is_poison(&found[range]) }
+        };
+        prop_assert!(kept(0..start), "values before the output are written");
+        for row in 0..rows {
+            let at = start + row * out_stride;
+            results.extend_from_slice(&found[at..at + width]);
+            let end = if row + 1 < rows { at + out_stride } else { out_len };
+            prop_assert!(kept(at + width..end), "values behind output row {} are written", row);
+        }
+        let new_rows = download(device, &new_rows);
+        let mut sums = Vec::new();
+        if case.branch {
+            for row in 0..rows {
+                let at = at + row * self.stride;
+                sums.extend_from_slice(&new_rows[at..at + case.columns]);
+                prop_assert!(
+                    new_rows[at + case.columns..at + padded].iter().all(|&v| v == 0.0),
+                    "the new row's padding is not zero"
+                );
+                let end = if row + 1 < rows { at + self.stride } else { new_rows.len() };
+                prop_assert!(
+                    is_poison(&new_rows[at + padded..end]),
+                    "values behind new row {} are written",
+                    row
+                );
+            }
+            prop_assert!(is_poison(&new_rows[..at]), "values before the new row are written");
+        } else {
+            prop_assert!(is_poison(&new_rows), "new rows are written although there is no branch");
+        }
+        prop_assert!(same_bits(&download(device, &x), &self.x[from..from + read]), "the input is written");
+        if !in_place {
+            prop_assert!(same_bits(&download(device, &other), others), "the other operand is written");
+        }
+        Ok((results, sums))
+    }
+
+    /// What `pack_rows` leaves: `[groups][rows][32]`, its sums over 32 and 16 columns, and nothing behind.
+    fn check_packed(
+        &self,
+        first: usize,
+        rows: usize,
+        padded: usize,
+        packed: &[f32],
+        sums: &[f32],
+    ) -> Result<(), TestCaseError> {
+        prop_assert!(is_poison(&packed[rows * padded..]), "values behind the packed rows are written");
+        prop_assert!(is_poison(&sums[rows * padded / 32 * 3..]), "values behind the sums are written");
+        let groups = padded / 32;
+        for row in 0..rows {
+            let (_, prepared) = self.prepared(first + row);
+            for group in 0..groups {
+                let found = &packed[(group * rows + row) * 32..][..32];
+                for (i, &found) in found.iter().enumerate() {
+                    let (expected, off) = prepared.get(group * 32 + i).copied().unwrap_or((0.0, 0.0));
+                    prop_assert!(
+                        (f64::from(found) - expected).abs() <= off,
+                        "packed value {} of row {}: {} for {} (within {})",
+                        group * 32 + i,
+                        row,
+                        found,
+                        expected,
+                        off
+                    );
+                }
+                let at = [group, groups + 2 * group, groups + 2 * group + 1].map(|at| sums[at * rows + row]);
+                for (sum, part) in at.iter().zip([found, &found[..16], &found[16..]]) {
+                    let (exact, size) =
+                        part.iter().fold((0.0, 0.0), |(e, s), &v| (e + f64::from(v), s + f64::from(v).abs()));
+                    prop_assert!(
+                        (f64::from(*sum) - exact).abs() <= 5.0 * ULP * size,
+                        "a sum of group {}",
+                        group
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn agree(what: &str, row: usize, found: &[f32], expected: &[Bounded]) -> Result<(), TestCaseError> {
+    for (i, (&found, &(expected, off))) in found.iter().zip(expected).enumerate() {
+        prop_assert!(
+            (f64::from(found) - expected).abs() <= off,
+            "{}: value {} of row {} is {}, the reference says {} (within {})",
+            what,
+            i,
+            row,
+            found,
+            expected,
+            off
+        );
+    }
+    Ok(())
+}
+
+fn product_holds(
+    device: &Device,
+    kernels: &Kernels,
+    format: Format,
+    case: &Product,
+) -> Result<(), TestCaseError> {
+    let operands = Operands::new(device, format, case);
+    let (width, n) = (case.width(), case.columns);
+    let (all, new_rows) = operands.run(device, kernels, 0, case.rows, false)?;
+    for row in 0..case.rows {
+        let (sum, prepared) = operands.prepared(row);
+        agree("matmul", row, &all[row * width..][..width], &operands.expected(row, &prepared))?;
+        if case.branch {
+            agree("the row with its branch", row, &new_rows[row * n..][..n], &sum)?;
+        }
+    }
+    let mut random = Random(!case.seed);
+    let mut first = 0;
+    while first < case.rows {
+        let rows = 1 + random.below(case.rows - first).min(random.below(24));
+        let (part, sums) = operands.run(device, kernels, first, rows, false)?;
+        prop_assert!(
+            same_bits(&part, &all[first * width..][..rows * width]),
+            "rows {}+{} differ",
+            first,
+            rows
+        );
+        if case.branch {
+            prop_assert!(same_bits(&sums, &new_rows[first * n..][..rows * n]), "new rows {}+{}", first, rows);
+        }
+        first += rows;
+    }
+    for row in [0, random.below(case.rows), case.rows - 1] {
+        let (one, sums) = operands.run(device, kernels, row, 1, true)?;
+        prop_assert!(
+            same_bits(&one, &all[row * width..][..width]),
+            "matvec differs from matmul at row {}",
+            row
+        );
+        if case.branch {
+            prop_assert!(same_bits(&sums, &new_rows[row * n..][..n]), "matvec's new row {} differs", row);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn products_are_right_whatever_their_shape_and_the_same_however_rows_are_grouped() {
+    let (device, kernels) = open();
+    for format in Format::ALL {
+        println!("{}", format.name());
+        check(if simulated() { 8 } else { 40 }, &Product::strategy(format), |case| {
+            product_holds(&device, &kernels, format, &case)
+        });
+    }
+}
+
+#[test]
+fn every_finish_crosses_the_row_block() {
+    let (device, kernels) = open();
+    for finish in 0..FINISHES {
+        for (index, format) in Format::ALL.into_iter().enumerate() {
+            // In the simulator one format a finish, and one row past the block.
+            if simulated() && index != finish {
+                continue;
+            }
+            let case = Product {
+                outputs: if simulated() { 17 } else { 81 },
+                columns: if format.block_groups() == 8 { 256 } else { 96 },
+                rows: 65,
+                gap: 3,
+                at: 5,
+                size: Size::Plain,
+                norm: finish % 2 == 0,
+                branch: finish % 3 == 0,
+                finish,
+                in_place: finish == 1,
+                seed: 1 + finish as u64,
+            };
+            if let Err(error) = product_holds(&device, &kernels, format, &case) {
+                panic!("{} {case:?}: {error}", format.name());
+            }
+        }
+    }
+}
+
+/// Heads that are rotated, kept and attended to.
+#[derive(Debug, Clone)]
+struct Heads {
+    head: usize,
+    kind: CacheKind,
+    kv_heads: usize,
+    group: usize,
+    rows: usize,
+    /// Widths of passes are up to this.
+    widest: usize,
+    window: Option<usize>,
+    half_rotated: usize,
+    interleaved: bool,
+    normed: bool,
+    /// Queries and keys are up to this large.
+    reach: f32,
+    seed: u64,
+}
+
+impl Heads {
+    fn strategy() -> impl Strategy<Value = Self> {
+        let heads: &[usize] =
+            if simulated() { &[16, 48, 64] } else { &[16, 32, 48, 64, 80, 96, 128, 160, 192, 256] };
+        let most_rows: usize = if simulated() { 20 } else { 150 };
+        let shape = (
+            prop::sample::select(heads),
+            prop_oneof![Just(CacheKind::F16), Just(CacheKind::F32)],
+            1..=if simulated() { 1usize } else { 3 },
+            1..=if simulated() { 2usize } else { 8 },
+            1..=most_rows,
+            1..=most_rows,
+        );
+        let how = (
+            any::<bool>(),
+            any::<prop::sample::Index>(),
+            0..4usize,
+            any::<bool>(),
+            any::<bool>(),
+            prop_oneof![Just(1f32), Just(1e-30), Just(20.0), Just(3e4), Just(1e15)],
+            any::<u64>(),
+        );
+        (shape, how).prop_map(
+            |(
+                (head, kind, kv_heads, group, rows, widest),
+                (full, window, part, interleaved, normed, reach, seed),
+            )| Self {
+                head,
+                kind,
+                kv_heads,
+                group,
+                rows,
+                widest,
+                window: (!full).then(|| 1 + window.index(2 * rows)),
+                half_rotated: [head / 2, head / 4, 1, 0][part],
+                interleaved,
+                normed,
+                reach,
+                seed,
+            },
+        )
+    }
+}
+
+/// Rows after rotation, the cache's keys and values by kv head and position, and the results of attention.
+struct Attended {
+    rows: Vec<f32>,
+    keys: Vec<Vec<Vec<f32>>>,
+    values: Vec<Vec<Vec<f32>>>,
+    out: Vec<f32>,
+}
+
+struct HeadRows {
+    case: Heads,
+    qkv: Vec<f32>,
+    stride: usize,
+    k_at: usize,
+    v_at: usize,
+    angles: Vec<f32>,
+    norms: [Vec<f32>; 2],
+    scale: f32,
+}
+
+impl HeadRows {
+    fn new(case: &Heads) -> Self {
+        let mut random = Random(case.seed);
+        let q_heads = case.kv_heads * case.group;
+        // Odd places, with values between that are nobody's.
+        let k_at = q_heads * case.head + random.below(3) * 8;
+        let v_at = k_at + case.kv_heads * case.head + random.below(3) * 8;
+        let stride = v_at + case.kv_heads * case.head + random.below(7);
+        let mut qkv: Vec<f32> = (0..case.rows * stride)
+            .map(|i| random.unit() * if i % stride < v_at { case.reach } else { 1.0 })
+            .collect();
+        if case.reach > 1e4 {
+            // Values that f16 cannot hold, too.
+            for row in 0..case.rows {
+                qkv[row * stride + v_at + random.below(case.head)] = random.wide(4.0, 6.0);
+            }
+        }
+        let angles = (0..case.rows * case.half_rotated)
+            .flat_map(|_| {
+                let angle = f64::from(random.unit()) * 1000.0;
+                [angle.cos() as f32, angle.sin() as f32]
+            })
+            .collect();
+        let mut weight = || (0..case.head).map(|_| random.unit() * 2.0).collect();
+        let norms = [weight(), weight()];
+        let scale = 1.0 / (case.head as f32).sqrt();
+        Self { case: case.clone(), qkv, stride, k_at, v_at, angles, norms, scale }
+    }
+
+    /// One head after norm and rotation, with bounds.
+    fn rotated(&self, row: usize, at: usize, norm: &[f32]) -> Vec<Bounded> {
+        let case = &self.case;
+        let mut x = f64s(&self.qkv[row * self.stride + at..][..case.head]);
+        let mut off = vec![0.0; case.head];
+        if case.normed {
+            (_, x) = prepare_reference(&x, None, Some(&f64s(norm)), f64::from(EPSILON));
+            off = x.iter().map(|v| v.abs() * (8.0 + case.head as f64 / 32.0) * ULP + DENORMAL).collect();
+        }
+        let angles = &self.angles[row * 2 * case.half_rotated..];
+        for i in 0..case.half_rotated {
+            let (first, second) =
+                if case.interleaved { (2 * i, 2 * i + 1) } else { (i, i + case.half_rotated) };
+            let (c, s) = (f64::from(angles[2 * i]), f64::from(angles[2 * i + 1]));
+            let (a, b) = (x[first], x[second]);
+            let spread = |p: f64, q: f64| {
+                p.abs() * off[first]
+                    + q.abs() * off[second]
+                    + 2.0 * ULP * ((a * p).abs() + (b * q).abs())
+                    + 2.0 * DENORMAL
+            };
+            let (off_first, off_second) = (spread(c, s), spread(s, c));
+            (x[first], x[second]) = (a * c - b * s, a * s + b * c);
+            (off[first], off[second]) = (off_first, off_second);
+        }
+        x.into_iter().zip(off).collect()
+    }
+
+    /// A bounded value once the cache has kept it.
+    fn kept(&self, (value, off): Bounded) -> Bounded {
+        match self.case.kind {
+            CacheKind::F32 => (value, off),
+            // 11 bits, and what is below the range of f16 in steps of 2^-24.
+            CacheKind::F16 => {
+                let clamped = value.clamp(-65504.0, 65504.0);
+                (clamped, off + clamped.abs() / 2048.0 + 1.0 / f64::from(1 << 25))
+            }
+        }
+    }
+
+    /// Rotates, keeps and attends in passes of these widths.
+    fn run(&self, device: &Device, kernels: &Kernels, widths: &[usize]) -> Result<Attended, TestCaseError> {
+        let case = &self.case;
+        let (head, q_heads) = (case.head, case.kv_heads * case.group);
+        let cache = Cache::new(device, case.kind, case.kv_heads, head, case.rows).unwrap();
+        // Positions not written yet hold large numbers that must not show: 65504 in f16, 3.4e38 in f32.
+        let unwritten = match case.kind {
+            CacheKind::F16 => 0x7bff_7bff,
+            CacheKind::F32 => 0x7f7f_ffff,
+        };
+        device.fill(&cache.keys, unwritten).unwrap();
+        device.fill(&cache.values, unwritten).unwrap();
+        let angles = upload(device, &self.angles);
+        let [q_norm, k_norm] = self.norms.each_ref().map(|norm| upload(device, norm));
+        let out_stride = q_heads * head + 5;
+        let (mut all_rows, mut all_out) = (Vec::new(), Vec::new());
+        let mut start = 0;
+        for &rows in widths {
+            let mut guarded = self.qkv[start * self.stride..(start + rows) * self.stride].to_vec();
+            guarded.extend([f32::from_bits(POISON); GUARD]);
+            let qkv = upload(device, &guarded);
+            let out = poisoned(device, rows * out_stride + GUARD);
+            let rotation = Rotation {
+                qkv: &qkv,
+                stride: self.stride,
+                q_heads,
+                k_at: self.k_at,
+                v_at: self.v_at,
+                angles: &angles,
+                half_rotated: case.half_rotated,
+                interleaved: case.interleaved,
+                norms: case.normed.then_some((&q_norm, &k_norm)),
+                epsilon: EPSILON,
+            };
+            let mut launch = kernels.rotate_and_cache(device, &rotation, &cache, rows).unwrap();
+            launch.set(ROTATE_START, Arg::I32(start as i32)).unwrap();
+            device.enqueue(&launch).unwrap();
+            let looks = Attention {
+                q: &qkv,
+                stride: self.stride,
+                out: &out,
+                out_stride,
+                q_heads,
+                window: case.window,
+                scale: self.scale,
+            };
+            let mut launch = kernels.attention(device, &looks, &cache, rows).unwrap();
+            launch.set(ATTENTION_START, Arg::I32(start as i32)).unwrap();
+            device.enqueue(&launch).unwrap();
+            let rotated = download(device, &qkv);
+            prop_assert!(is_poison(&rotated[rows * self.stride..]), "values behind the rows are written");
+            all_rows.extend_from_slice(&rotated[..rows * self.stride]);
+            let out = download(device, &out);
+            for row in out[..rows * out_stride].chunks_exact(out_stride) {
+                all_out.extend_from_slice(&row[..q_heads * head]);
+                prop_assert!(is_poison(&row[q_heads * head..]), "values between output rows are written");
+            }
+            prop_assert!(is_poison(&out[rows * out_stride..]), "values behind the output are written");
+            start += rows;
+        }
+        let (keys, values) = (self.cached(device, &cache.keys), self.cached(device, &cache.values));
+        let mut by_head = (Vec::new(), Vec::new());
+        for kv in 0..case.kv_heads {
+            let base = kv * cache.capacity * head;
+            let key =
+                |p: usize| (0..head).map(|i| keys[base + p / 16 * head * 16 + i * 16 + p % 16]).collect();
+            let value = |p: usize| values[base + p * head..][..head].to_vec();
+            by_head.0.push((0..cache.capacity).map(key).collect::<Vec<Vec<f32>>>());
+            by_head.1.push((0..cache.capacity).map(value).collect::<Vec<Vec<f32>>>());
+            let untouched = |lists: &[Vec<f32>]| lists[case.rows..].iter().flatten().all(|&v| v >= 65504.0);
+            prop_assert!(
+                untouched(&by_head.0[kv]) && untouched(&by_head.1[kv]),
+                "positions past the rows are written"
+            );
+        }
+        Ok(Attended { rows: all_rows, keys: by_head.0, values: by_head.1, out: all_out })
+    }
+
+    fn cached(&self, device: &Device, buffer: &Buffer) -> Vec<f32> {
+        match self.case.kind {
+            CacheKind::F32 => download(device, buffer),
+            CacheKind::F16 => {
+                let mut bytes = vec![0u8; buffer.size()];
+                device.read(buffer, 0, &mut bytes).unwrap();
+                bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+            }
+        }
+    }
+
+    fn check_rotation(&self, found: &Attended) -> Result<(), TestCaseError> {
+        let (case, head) = (&self.case, self.case.head);
+        for row in 0..case.rows {
+            let at = |start: usize| &found.rows[row * self.stride + start..][..head];
+            for q in 0..case.kv_heads * case.group {
+                agree("a query", row, at(q * head), &self.rotated(row, q * head, &self.norms[0]))?;
+            }
+            for kv in 0..case.kv_heads {
+                let key = self.rotated(row, self.k_at + kv * head, &self.norms[1]);
+                let key: Vec<Bounded> = key.into_iter().map(|bounded| self.kept(bounded)).collect();
+                agree("a key", row, &found.keys[kv][row], &key)?;
+                let value = &self.qkv[row * self.stride + self.v_at + kv * head..][..head];
+                let value: Vec<Bounded> = f64s(value).into_iter().map(|v| self.kept((v, 0.0))).collect();
+                agree("a value", row, &found.values[kv][row], &value)?;
+            }
+            // What lies between and behind the heads, and the values themselves, stays.
+            let others = (case.kv_heads * case.group * head..self.k_at)
+                .chain(self.k_at + case.kv_heads * head..self.stride)
+                .map(|i| row * self.stride + i);
+            for i in others {
+                prop_assert!(
+                    found.rows[i].to_bits() == self.qkv[i].to_bits(),
+                    "value {} of the rows is written",
+                    i
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn check_attention(&self, found: &Attended) -> Result<(), TestCaseError> {
+        let (case, head) = (&self.case, self.case.head);
+        let q_heads = case.kv_heads * case.group;
+        let window = case.window.unwrap_or(usize::MAX);
+        for row in 0..case.rows {
+            for q_head in 0..q_heads {
+                let kv = q_head / case.group;
+                let q = &found.rows[row * self.stride + q_head * head..][..head];
+                let out = &found.out[(row * q_heads + q_head) * head..][..head];
+                let seen = (row + 1).saturating_sub(window)..row + 1;
+                let (mut size, mut terms) = (0f64, 0.0);
+                for position in seen.clone() {
+                    let key = &found.keys[kv][position];
+                    let score: f64 =
+                        q.iter().zip(key).map(|(a, b)| (f64::from(*a) * f64::from(*b)).abs()).sum();
+                    size = size.max(score * f64::from(self.scale));
+                    terms += 1.0;
+                }
+                // An error of a score is a relative error of its weight.
+                let score_off = (head as f64 + 4.0) * ULP * size;
+                let (keys, values) = (&found.keys[kv], &found.values[kv]);
+                let expected = attention_reference(case.kind, q, keys, values, row, window, self.scale);
+                for (i, (&found, &expected)) in out.iter().zip(&expected).enumerate() {
+                    let column = seen.clone().map(|p| f64::from(values[p][i]));
+                    let (low, high) = column
+                        .clone()
+                        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
+                    let largest = low.abs().max(high.abs());
+                    let rounding = (terms + 32.0) * ULP * largest + DENORMAL;
+                    let found = f64::from(found);
+                    // A mean of values lies among them, however coarse the scores are.
+                    prop_assert!(
+                        found >= low - rounding && found <= high + rounding,
+                        "value {} of head {} in row {}: {} is outside of {}..{}",
+                        i,
+                        q_head,
+                        row,
+                        found,
+                        low,
+                        high
+                    );
+                    let off = rounding + (high - low) * 2.0 * score_off.min(1.0).exp_m1();
+                    prop_assert!(
+                        (found - expected).abs() <= off,
+                        "value {} of head {} in row {}: {} for {} (within {})",
+                        i,
+                        q_head,
+                        row,
+                        found,
+                        expected,
+                        off
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn heads_are_normed_rotated_kept_and_attended_to() {
+    let (device, kernels) = open();
+    check(if simulated() { 40 } else { 120 }, &Heads::strategy(), |case| {
+        let heads = HeadRows::new(&case);
+        let together = heads.run(&device, &kernels, &[case.rows])?;
+        heads.check_rotation(&together)?;
+        heads.check_attention(&together)?;
+        let mut random = Random(!case.seed);
+        let mut widths = Vec::new();
+        let mut left = case.rows;
+        while left > 0 {
+            let width = 1 + random.below(left.min(case.widest));
+            widths.push(width);
+            left -= width;
+        }
+        let apart = heads.run(&device, &kernels, &widths)?;
+        prop_assert!(same_bits(&together.rows, &apart.rows), "rows differ in passes of {:?}", widths);
+        prop_assert!(same_bits(&together.out, &apart.out), "attention differs in passes of {:?}", widths);
+        prop_assert!(together.keys == apart.keys && together.values == apart.values, "the cache differs");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_long_context_crosses_several_tiles() {
+    let (device, kernels) = open();
+    if simulated() {
+        return;
+    }
+    for kind in [CacheKind::F16, CacheKind::F32] {
+        for window in [None, Some(1), Some(63), Some(64), Some(65), Some(300)] {
+            let case = Heads {
+                head: 64,
+                kind,
+                kv_heads: 1,
+                group: 3,
+                rows: 330,
+                widest: 330,
+                window,
+                half_rotated: 32,
+                interleaved: true,
+                normed: true,
+                reach: 3.0,
+                seed: 5,
+            };
+            let heads = HeadRows::new(&case);
+            let together = heads.run(&device, &kernels, &[330]).unwrap();
+            heads.check_attention(&together).unwrap();
+            let apart = heads.run(&device, &kernels, &[129, 1, 63, 64, 65, 8]).unwrap();
+            assert!(same_bits(&together.out, &apart.out), "{case:?}");
+        }
+    }
+}
