@@ -36,7 +36,7 @@ pub struct Options {
     /// Number type of the key-value cache. The server's default is f16; f32 shows the model without that rounding.
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     pub kv_cache: CacheKind,
-    /// The file to write: `ids` i32 [T] and `logits` f32 [T, V].
+    /// The file to write: `ids` (i32, one for each token) and `logits` (f32, tokens by vocabulary).
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
     /// Configuration file, for the device to use [default: as for `serve`].
