@@ -173,7 +173,9 @@ impl Kernels {
     ) -> Result<Launch, OpsError> {
         const OP: &str = "rotate_and_cache";
         let head = cache.head_size;
-        shape(OP, head.is_multiple_of(16) && head > 0, || format!("a head size of {head} is not a multiple of 16"))?;
+        shape(OP, head.is_multiple_of(16) && head > 0, || {
+            format!("a head size of {head} is not a multiple of 16")
+        })?;
         shape(OP, 2 * rotation.half_rotated <= head, || {
             format!("{} rotated values in a head of {head}", 2 * rotation.half_rotated)
         })?;
