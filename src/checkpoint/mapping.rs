@@ -90,6 +90,17 @@ impl Mapping {
         &self.path
     }
 
+    /// Tells the system that what has been read will not be needed soon, so that it does not count as this process's
+    /// memory; reading it again is only slower.
+    pub fn release(&self) {
+        // SAFETY: the map is private and never written, so its pages can be read again from the file unchanged.
+        #[allow(unsafe_code)]
+        let released = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        if let Err(error) = released {
+            tracing::debug!(path = %self.path.display(), %error, "the system keeps the pages of a file");
+        }
+    }
+
     /// Length, time and number of the file when it was opened.
     pub fn stamp(&self) -> Stamp {
         self.stamp

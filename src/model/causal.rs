@@ -216,6 +216,7 @@ impl Causal {
         let head = matrices[parts.head].clone();
         let head_norm = loader.vector("output_norm.weight", config.hidden)?;
         let scratch = Scratch::new(&device, &strides, rows, logit_rows)?;
+        gguf.mapping().release(); // only rows of the embedding are read from now on
         progress(1.0);
         Ok(Self {
             kernels,

@@ -278,6 +278,12 @@ fn attention(device: &Device, kernels: &Kernels, head_size: usize, kind: CacheKi
     let scale = 1.0 / (head_size as f32).sqrt();
     let run = |widths: &[usize]| -> Result<Vec<f32>, OpsError> {
         let cache = Cache::new(device, kind, 1, head_size, ROWS)?;
+        let nan = match kind {
+            CacheKind::F16 => 0x7e00_7e00,
+            CacheKind::F32 => f32::NAN.to_bits(),
+        };
+        device.fill(&cache.keys, nan)?;
+        device.fill(&cache.values, nan)?;
         let mut results = Vec::new();
         let mut start = 0;
         for &rows in widths {
