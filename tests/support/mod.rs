@@ -1,5 +1,6 @@
 //! What several test files need: fixtures, golden tensors, a model on whatever device is there.
 #![allow(dead_code)] // each test file uses its part
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -106,13 +106,12 @@ impl ReferenceModel {
         let output = self.rows(&tensor("attn_output"));
         let attended = |position: usize| -> Vec<f64> {
             let mut joined = Vec::new();
-            for head in 0..heads {
+            for (head, query) in queries[position].iter().enumerate() {
                 let kv = head / (heads / kv_heads);
                 let scores: Vec<f64> = (0..normed.len())
                     .map(|other| {
                         let masked = other > position || position - other >= window;
-                        let score: f64 =
-                            queries[position][head].iter().zip(&keys[other][kv]).map(|(q, k)| q * k).sum();
+                        let score: f64 = query.iter().zip(&keys[other][kv]).map(|(q, k)| q * k).sum();
                         if masked { f64::NEG_INFINITY } else { score / (head_size as f64).sqrt() }
                     })
                     .collect();
