@@ -102,10 +102,24 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("axed: {error:#}");
+            eprintln!("axed: {}", chain(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes on one line, leaving out causes that the text before already tells.
+fn chain(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |mut told, cause| {
+        let cause = cause.to_string();
+        if !told.contains(&cause) {
+            if !told.is_empty() {
+                told.push_str(": ");
+            }
+            told.push_str(&cause);
+        }
+        told
+    })
 }
 
 fn serve(settings: Settings) -> Result<()> {
@@ -121,7 +135,8 @@ fn serve(settings: Settings) -> Result<()> {
     std::fs::File::open(&path).with_context(|| format!("cannot open the model {}", path.display()))?;
     let for_loading = config.clone();
     axe::daemon::run(config, move |progress, board| {
-        tracing::info!(vendors = ?runtime.vendors, "OpenCL runtime: {}", runtime.reason);
+        let vendors = axe::device::runtime::vendor_folder();
+        tracing::info!(vendors = %vendors.display(), "OpenCL runtime: {}", runtime.reason);
         axe::load::load(&for_loading, &path, progress, board)
     })?;
     Ok(())

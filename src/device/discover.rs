@@ -224,6 +224,9 @@ pub struct ListedDevice {
 /// [`DeviceError::Query`] if the loader or a device does not answer.
 pub fn list_devices(selector: &DeviceSelector) -> Result<Vec<ListedDevice>, DeviceError> {
     let found = find_all()?;
+    if found.is_empty() {
+        return Err(no_platform());
+    }
     let (taken, _) = choose(&with_preference(selector), found.iter().map(|found| &found.info));
     Ok(found
         .into_iter()
@@ -232,12 +235,16 @@ pub fn list_devices(selector: &DeviceSelector) -> Result<Vec<ListedDevice>, Devi
         .collect())
 }
 
+fn no_platform() -> DeviceError {
+    DeviceError::NoPlatform { looked: runtime::vendor_folder().display().to_string() }
+}
+
 /// The device that the selector takes.
 pub(super) fn select(selector: &DeviceSelector) -> Result<Found, DeviceError> {
     let selector = with_preference(selector);
     let mut found = find_all()?;
     if found.is_empty() {
-        return Err(DeviceError::NoPlatform { looked: runtime::vendor_folder().display().to_string() });
+        return Err(no_platform());
     }
     let (taken, fitting) = choose(&selector, found.iter().map(|found| &found.info));
     let Some(taken) = taken else {

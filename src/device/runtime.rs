@@ -125,7 +125,7 @@ fn change_environment(changes: &[(&str, OsString)]) -> Result<(), DeviceError> {
 }
 
 /// The vendor folder the loader reads.
-pub(super) fn vendor_folder() -> PathBuf {
+pub fn vendor_folder() -> PathBuf {
     named_vendors().map_or_else(|| PathBuf::from(SYSTEM_VENDORS), PathBuf::from)
 }
 
