@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use memmap2::{Mmap, MmapOptions};
+use memmap2::{Mmap, MmapOptions, UncheckedAdvice};
 use thiserror::Error;
 
 /// Why a file could not be mapped.
@@ -88,6 +88,17 @@ impl Mapping {
     /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Lets go of the pages that were read so far; those that are needed again come back from the file. The system maps
+    /// pages in large runs, so that a few reads all over a file make much of it count as this process's memory.
+    pub fn forget_pages(&self) {
+        // SAFETY: nobody has written to the map, so its pages hold what the file holds, now and when they come back.
+        #[allow(unsafe_code)]
+        let advised = unsafe { self.map.unchecked_advise(UncheckedAdvice::DontNeed) };
+        if let Err(error) = advised {
+            tracing::debug!(path = %self.path.display(), %error, "the pages of the file stay mapped");
+        }
     }
 
     /// Length, time and number of the file when it was opened.

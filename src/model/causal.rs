@@ -216,6 +216,8 @@ impl Causal {
         let head = matrices[parts.head].clone();
         let head_norm = loader.vector("output_norm.weight", config.hidden)?;
         let scratch = Scratch::new(&device, &strides, rows, logit_rows)?;
+        // From here on only rows of the embedding are read from the file.
+        gguf.mapping().forget_pages();
         progress(1.0);
         Ok(Self {
             kernels,
