@@ -79,7 +79,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Memory for at least `positions` positions.
+    /// Memory for at least `positions` positions. It is not written: kernels mask what no row has stored, and a CPU's
+    /// system only gives pages that are used.
     ///
     /// # Errors
     /// [`DeviceError`] when it does not fit.
@@ -94,9 +95,6 @@ impl Cache {
         let bytes = Self::bytes(kind, heads, head_size, positions) / 2;
         let keys = device.alloc(Purpose::KvCache, bytes)?;
         let values = device.alloc(Purpose::KvCache, bytes)?;
-        // Positions not written yet are multiplied by a weight of zero; they must be numbers.
-        device.fill(&keys, 0)?;
-        device.fill(&values, 0)?;
         Ok(Self { kind, keys, values, capacity, heads, head_size })
     }
 
