@@ -572,6 +572,9 @@ mod tests {
         );
         let error = read("port = 1", &[], vec![]).unwrap_err();
         assert!(error.starts_with("FILE: unknown key `port` (found integer 1)"), "{error}");
+        let error = read("[srever]", &[], vec![]).unwrap_err();
+        assert!(error.starts_with("FILE: unknown key `srever` (found table {})"), "{error}");
+        assert!(read("[server]", &[], vec![]).is_ok());
         assert!(read("[server\n", &[], vec![]).unwrap_err().starts_with("FILE: not valid TOML: "));
     }
 

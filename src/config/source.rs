@@ -174,7 +174,8 @@ impl Sources {
             })?;
             for (section, value) in table {
                 match value {
-                    toml::Value::Table(keys) => {
+                    // An empty section stays, so that `finish` can tell whether there is such a one.
+                    toml::Value::Table(keys) if !keys.is_empty() => {
                         entries.extend(keys.into_iter().map(|(k, v)| (format!("{section}.{k}"), v)));
                     }
                     other => drop(entries.insert(section, other)),
@@ -289,10 +290,14 @@ impl Sources {
 
     /// Complains about the first entry of the file that nobody asked for.
     pub(super) fn finish(self) -> Result<(), ConfigError> {
-        let Some((key, value)) = self.entries.iter().find(|(key, _)| !self.known.contains(&key.as_str()))
-        else {
-            return Ok(());
+        let empty_section = |key: &str, value: &toml::Value| {
+            value.is_table() && self.known.iter().any(|known| known.split('.').next() == Some(key))
         };
+        let unknown = self
+            .entries
+            .iter()
+            .find(|(key, value)| !self.known.contains(&key.as_str()) && !empty_section(key, value));
+        let Some((key, value)) = unknown else { return Ok(()) };
         let section = key.split('.').next().unwrap_or_default();
         let mut expected: Vec<&str> =
             self.known.iter().copied().filter(|k| k.split('.').next() == Some(section)).collect();
