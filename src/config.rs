@@ -579,6 +579,16 @@ mod tests {
     }
 
     #[test]
+    fn a_variable_of_a_section_must_be_a_setting() {
+        let error = read("", &[("AXE_SERVER_PROT", "1")], vec![]).unwrap_err();
+        assert!(error.contains("unknown key `AXE_SERVER_PROT` (found 1 characters)"), "{error}");
+        assert!(error.contains("AXE_SERVER_PORT"), "{error}");
+        for others in ["AXE_MODELS", "AXE_TEST_MODELS", "AXE_OPENCL", "AXE_MODEL", "SERVER_PROT"] {
+            assert!(read("", &[(others, "1")], vec![]).is_ok(), "{others}");
+        }
+    }
+
+    #[test]
     fn a_network_address_needs_a_key() {
         let error = read("[server]\nhost = \"0.0.0.0\"", &[], vec![]).unwrap_err();
         assert!(error.starts_with("refusing to listen on 0.0.0.0 without an API key"), "{error}");

@@ -3,7 +3,7 @@
 //! A setting has one dotted key, e.g. `server.port`. Its value is the flag if there is one, else the environment
 //! variable, else the file's entry, else the default.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -288,8 +288,40 @@ impl Sources {
         Ok(self.optional::<String>(key, "", |_| true)?.map(|(text, _)| text).filter(|t| !t.is_empty()))
     }
 
-    /// Complains about the first entry of the file that nobody asked for.
+    /// Complains about the first variable that looks like a setting's and is none.
+    fn check_environment(&self) -> Result<(), ConfigError> {
+        let variable = |key: &str| format!("AXE_{}", key.replace('.', "_").to_uppercase());
+        let short = |name: &str| SHORT_ENV.iter().any(|(_, short)| *short == name);
+        let sections: BTreeSet<&str> = self.known.iter().filter_map(|key| key.split('.').next()).collect();
+        for (name, text) in self.env.iter().filter(|(_, text)| !text.is_empty()) {
+            let Some(section) =
+                sections.iter().find(|section| name.starts_with(&format!("{}_", variable(section))))
+            else {
+                continue;
+            };
+            if short(name) || self.known.iter().any(|key| variable(key) == *name) {
+                continue;
+            }
+            let expected: Vec<String> = self
+                .known
+                .iter()
+                .filter(|key| key.split('.').next() == Some(section))
+                .map(|key| variable(key))
+                .collect();
+            return Err(ConfigError::UnknownKey {
+                origin: Origin::Env(name.clone()),
+                key: name.clone(),
+                // It may be a secret under a mistyped name.
+                found: format!("{} characters", text.chars().count()),
+                expected: expected.join(", "),
+            });
+        }
+        Ok(())
+    }
+
+    /// Complains about the first entry of the file or the environment that nobody asked for.
     pub(super) fn finish(self) -> Result<(), ConfigError> {
+        self.check_environment()?;
         let empty_section = |key: &str, value: &toml::Value| {
             value.is_table() && self.known.iter().any(|known| known.split('.').next() == Some(key))
         };
