@@ -340,4 +340,5 @@ fn configuration_files_are_checked_to_the_last_key() {
     let missing = place.path("missing.toml");
     place.axed(&["serve", "--config", text(&missing)]).fails(1, &[text(&missing)]);
     std::fs::remove_file(place.path("daemon.toml")).unwrap();
+    place.axed_with(&[("AXE_DEVICE_BOGUS", "1")], &["serve"]).fails(1, &["AXE_DEVICE_BOGUS"]);
 }

@@ -9,7 +9,6 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -18,6 +17,7 @@ use reqwest::{Client, Response, StatusCode};
 use serde_json::{Value, json};
 use support::{cache_dir, fixture, real_model};
 use tempfile::TempDir;
+use tokio::sync::Mutex;
 
 /// Longest wait for anything; far more than a loaded machine needs.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -26,7 +26,7 @@ const QUESTION: &str = "What is the capital of Australia?";
 const CONTEXT: usize = 4096;
 
 /// One daemon at a time: they share two processors, and times are measured.
-static TURN: Mutex<()> = Mutex::new(());
+static TURN: Mutex<()> = Mutex::const_new(());
 
 fn model() -> PathBuf {
     real_model("smollm2-135m-instruct-q4_1.gguf")
@@ -231,10 +231,6 @@ fn axectl() -> PathBuf {
     BUILT.get_or_init(build).clone()
 }
 
-fn turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn chat(content: &str) -> Value {
     json!({"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 48})
 }
@@ -262,7 +258,7 @@ fn joined(chunks: &[Value]) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn greedy_answers_are_the_references_streamed_or_not() {
-    let _turn = turn();
+    let _turn = TURN.lock().await;
     let (daemon, _) = Daemon::ready().await;
     let golden = std::fs::read(fixture("real-models/smollm2-135m-instruct-q4_1.greedy.json")).unwrap();
     let golden: Value = serde_json::from_slice(&golden).unwrap();
@@ -336,7 +332,7 @@ async fn greedy_answers_are_the_references_streamed_or_not() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_seed_says_the_same_after_a_restart_and_another_one_does_not() {
-    let _turn = turn();
+    let _turn = TURN.lock().await;
     let ask =
         |seed: u64| with(chat("Tell me a story."), json!({"temperature": 1.0, "top_p": 0.95, "seed": seed}));
     let (daemon, _) = Daemon::ready().await;
@@ -358,7 +354,7 @@ async fn a_seed_says_the_same_after_a_restart_and_another_one_does_not() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_frees_the_slot_for_the_one_that_waits() {
-    let _turn = turn();
+    let _turn = TURN.lock().await;
     let (daemon, _) = Daemon::ready().await;
     let long_prompt = with(chat(&"word ".repeat(3500)), json!({"max_tokens": 8}));
     let left = with(endless(), json!({"stream": true}));
@@ -412,7 +408,7 @@ async fn a_client_that_leaves_frees_the_slot_for_the_one_that_waits() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_start_is_quick_and_a_daemon_modest() {
-    let _turn = turn();
+    let _turn = TURN.lock().await;
     drop(Daemon::ready().await);
     let (daemon, took) = Daemon::ready().await;
     println!("second start: {took:?}");
@@ -443,7 +439,7 @@ async fn a_second_start_is_quick_and_a_daemon_modest() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_requests_are_refused_and_the_next_one_works() {
-    let _turn = turn();
+    let _turn = TURN.lock().await;
     let (daemon, _) = Daemon::ready().await;
     let post = |body: &'static str| {
         daemon.client.post(daemon.url(CHAT)).header("content-type", "application/json").body(body)
@@ -505,7 +501,7 @@ async fn refused(folder: &Path, port: u16, more: &[&str]) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ports_and_sockets_in_use_are_refused_and_stale_sockets_taken_over() {
-    let _turn = turn();
+    let _turn = TURN.lock().await;
     let folder = tempfile::tempdir().unwrap();
     // A daemon that was killed leaves its socket behind.
     drop(UnixListener::bind(folder.path().join("admin.sock")).unwrap());
@@ -524,7 +520,7 @@ async fn ports_and_sockets_in_use_are_refused_and_stale_sockets_taken_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_terminated_daemon_finishes_what_it_has_begun() {
-    let _turn = turn();
+    let _turn = TURN.lock().await;
     let (mut daemon, _) = Daemon::ready().await;
     let body = with(chat("Count to ten."), json!({"ignore_eos": true, "max_tokens": 150}));
     let expected = daemon.reply(&body).await;
@@ -562,7 +558,7 @@ async fn a_terminated_daemon_finishes_what_it_has_begun() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn axectl_shows_and_steers_the_daemon() {
-    let _turn = turn();
+    let _turn = TURN.lock().await;
     let (mut daemon, _) = Daemon::ready().await;
     daemon.reply(&chat(QUESTION)).await;
     let status = daemon.status();
