@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
+use tempfile::NamedTempFile;
 
 const MAGIC: &[u8; 8] = b"AXECLBIN";
 const VERSION: u32 = 1;
@@ -80,20 +81,14 @@ impl BinaryCache {
 
     fn try_store(&self, path: &Path, key: Key, payload: &[u8]) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
-        // Written aside and renamed: a reader sees the old file or the new one, never a half.
-        let aside = self.folder.join(format!("{}.{}.tmp", key.file_name(), std::process::id()));
-        let written = (|| {
-            let mut file = fs::File::create(&aside)?;
-            file.write_all(&header(key, payload))?;
-            file.write_all(payload)?;
-            file.sync_all()?;
-            fs::rename(&aside, path)
-        })();
-        if written.is_err() {
-            // The first error is the one to tell; a leftover is overwritten by the next try of this process.
-            let _ = fs::remove_file(&aside);
-        }
-        written
+        // Written aside, under a name that nobody else has, and renamed: a reader sees the old file or the new one,
+        // never a half. A leftover goes with the handle.
+        let mut file = NamedTempFile::new_in(&self.folder)?;
+        file.write_all(&header(key, payload))?;
+        file.write_all(payload)?;
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        Ok(())
     }
 }
 

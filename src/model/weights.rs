@@ -1,9 +1,10 @@
 //! Weights from the checkpoint to the device, once repacked kept in a file that later starts map.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -20,6 +21,8 @@ const LAYOUT: u32 = 1;
 const MAGIC: &[u8; 8] = b"AXETILES";
 /// Matrices start at multiples of a page, so that the device can use the mapped file in place.
 const PAGE: usize = 4096;
+/// Ends the names of files that are being written.
+const PARTIAL: &str = ".partial";
 /// Bytes repacked between two writes.
 const BOUNCE: usize = 32 << 20;
 
@@ -72,12 +75,6 @@ pub fn load(
 enum CacheFault {
     Io(PathBuf, io::Error),
     Model(ModelError),
-}
-
-impl From<QuantError> for CacheFault {
-    fn from(error: QuantError) -> Self {
-        Self::Model(error.into())
-    }
 }
 
 fn wrap(
@@ -196,14 +193,16 @@ fn tiles_file(
     tracing::info!(path = %path.display(), mib = end >> 20, "repacking weights for this device, once");
     let fault = |error| CacheFault::Io(path.clone(), error);
     fs::create_dir_all(&dir).map_err(fault)?;
-    let partial = dir.join(format!("{}.{}.partial", gguf.identity(), std::process::id()));
-    let written = write_tiles(gguf, blueprints, &starts, &first_bytes, end, &partial, progress)
-        .and_then(|()| fs::rename(&partial, &path).map_err(fault));
-    if let Err(error) = written {
-        // What is left of it is of no use; the first error is the one to report.
-        let _ = fs::remove_file(&partial);
-        return Err(error);
-    }
+    drop_leftovers(&dir);
+    // Under a name that nobody else has: several daemons may be repacking the same model.
+    let file = tempfile::Builder::new().suffix(PARTIAL).tempfile_in(&dir).map_err(fault)?;
+    write_tiles(gguf, blueprints, &starts, &first_bytes, end, file.as_file(), progress).map_err(|error| {
+        match error {
+            PieceFault::Io(error) => fault(error),
+            PieceFault::Quant(error) => CacheFault::Model(error.into()),
+        }
+    })?;
+    file.persist(&path).map_err(|error| fault(error.error))?;
     match usable(&path, &first_bytes, end) {
         Some(map) => Ok((map, starts)),
         None => Err(fault(io::Error::other("the file changed while it was being written"))),
@@ -216,30 +215,52 @@ fn usable(path: &Path, first_bytes: &[u8], length: usize) -> Option<Arc<Mapping>
     (bytes.len() == length && bytes.starts_with(first_bytes)).then(|| Arc::new(map))
 }
 
+/// Removes what daemons that were killed while repacking left behind.
+fn drop_leftovers(dir: &Path) {
+    const OLD: Duration = Duration::from_secs(3600);
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let age =
+            entry.metadata().and_then(|meta| meta.modified()).map(|at| at.elapsed().unwrap_or_default());
+        if entry.file_name().to_string_lossy().ends_with(PARTIAL) && age.is_ok_and(|age| age > OLD) {
+            // Whether it goes now or at the next start makes no difference.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+enum PieceFault {
+    Io(io::Error),
+    Quant(QuantError),
+}
+
+impl From<QuantError> for PieceFault {
+    fn from(error: QuantError) -> Self {
+        Self::Quant(error)
+    }
+}
+
 fn write_tiles(
     gguf: &Gguf,
     blueprints: &[Blueprint],
     starts: &[usize],
     first_bytes: &[u8],
     length: usize,
-    path: &Path,
+    file: &File,
     progress: &mut dyn FnMut(f32),
-) -> Result<(), CacheFault> {
+) -> Result<(), PieceFault> {
     use std::os::unix::fs::FileExt;
-    let fault = |error| CacheFault::Io(path.to_owned(), error);
-    let mut file = File::create(path).map_err(fault)?;
-    file.write_all(first_bytes).map_err(fault)?;
+    file.write_all_at(first_bytes, 0).map_err(PieceFault::Io)?;
     let total = total_bytes(blueprints) as f32;
     let mut done = 0;
     for (blueprint, &start) in blueprints.iter().zip(starts) {
-        pieces(gguf, blueprint, |at, bytes| -> Result<(), CacheFault> {
-            file.write_all_at(bytes, (start + at) as u64).map_err(fault)?;
+        pieces(gguf, blueprint, |at, bytes| -> Result<(), PieceFault> {
+            file.write_all_at(bytes, (start + at) as u64).map_err(PieceFault::Io)?;
             done += bytes.len();
             progress(done as f32 / total);
             Ok(())
         })?;
     }
-    file.set_len(length as u64).map_err(fault)?;
+    file.set_len(length as u64).map_err(PieceFault::Io)?;
     // The name must never stand for bytes that a power cut took.
-    file.sync_all().map_err(fault)
+    file.sync_all().map_err(PieceFault::Io)
 }
