@@ -6,6 +6,7 @@ mod support;
 
 use std::path::{Path, PathBuf};
 
+use axe::checkpoint::gguf::Gguf;
 use axe::decode::{Backend, CausalBackend, Sampling, Step};
 use axe::model::Logits;
 use axe::ops::CacheKind;
@@ -142,6 +143,32 @@ fn refused_prompts_leave_the_cache_alone() {
     assert!(refused(&mut used, &[1, 512]).contains("512"));
     let (found, cached) = generate(&mut used, &prompt, &Sampling::default(), 5);
     assert_eq!((found, cached), (expected, 39));
+}
+
+/// A copy of a model whose last norm is not a number, in a folder that lives as long as the first part.
+fn broken(path: &Path) -> (tempfile::TempDir, PathBuf) {
+    let gguf = Gguf::open(path).unwrap();
+    let norm = gguf.bytes(gguf.tensor("output_norm.weight").unwrap());
+    let mut bytes = std::fs::read(path).unwrap();
+    let at = norm.as_ptr() as usize - gguf.mapping().as_ref().as_ref().as_ptr() as usize;
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("model.gguf");
+    std::fs::write(&copy, bytes).unwrap();
+    (dir, copy)
+}
+
+#[test]
+fn nothing_is_taken_over_from_a_generation_that_failed() {
+    let (_dir, path) = broken(&fixture("causal-families/llama.gguf"));
+    let mut backend = backend(&path);
+    for _ in 0..2 {
+        let mut generation = backend.start(&text(1, 10), &Sampling::default()).unwrap();
+        assert_eq!(generation.cached_tokens(), 0);
+        assert!(matches!(generation.step().unwrap(), Step::Prefill { done: 10, total: 10 }));
+        let error = generation.step().unwrap_err().to_string();
+        assert!(error.contains("NaN"), "{error}");
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::model::{Causal, Logits, ModelError};
 /// changes no bit of what follows.
 pub struct CausalBackend {
     model: Causal,
-    /// Tokens whose keys and values the cache holds, from position 0 on.
+    /// Tokens that have run and whose keys and values the cache holds, from position 0 on.
     cached: Vec<u32>,
 }
 
@@ -24,12 +24,19 @@ impl CausalBackend {
         &self.model
     }
 
-    /// Runs tokens at `start`; the cache then ends with them.
-    fn forward(&mut self, tokens: &[u32], start: usize, logits: Logits) -> Result<(), ModelError> {
+    /// Runs tokens at `start` and waits for them with `wait`; only then the cache ends with them.
+    fn forward<T>(
+        &mut self,
+        tokens: &[u32],
+        start: usize,
+        logits: Logits,
+        wait: impl FnOnce(&Causal) -> Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
         self.cached.truncate(start);
         self.model.forward(tokens, start, logits)?;
+        let seen = wait(&self.model)?;
         self.cached.extend_from_slice(tokens);
-        Ok(())
+        Ok(seen)
     }
 }
 
@@ -88,26 +95,35 @@ struct CausalGeneration<'a> {
     last: Option<u32>,
 }
 
-impl Generation for CausalGeneration<'_> {
-    fn step(&mut self) -> Result<Step, BackendError> {
-        let total = self.prompt.len();
-        if self.done < total {
-            let end = total.min(self.done + self.backend.model.rows());
+impl CausalGeneration<'_> {
+    fn advance(&mut self) -> Result<Step, BackendError> {
+        let (total, start) = (self.prompt.len(), self.done);
+        if start < total {
+            let end = total.min(start + self.backend.model.rows());
             let logits = if end == total { Logits::Last } else { Logits::None };
-            self.backend.forward(&self.prompt[self.done..end], self.done, logits)?;
             // Progress and cancellation mean what they say: the chunk has run.
-            self.backend.model.device().finish()?;
+            let wait = |model: &Causal| Ok(model.device().finish()?);
+            self.backend.forward(&self.prompt[start..end], start, logits, wait)?;
             self.done = end;
             return Ok(Step::Prefill { done: end, total });
         }
-        if let Some(token) = self.last {
-            self.backend.forward(&[token], self.done, Logits::Last)?;
-            self.done += 1;
-        }
-        let (sampler, position) = (&mut self.sampler, self.done);
-        let token = self.backend.model.with_logits(0, |logits| sampler.choose(logits, position))??;
+        let end = start + usize::from(self.last.is_some());
+        let sampler = &mut self.sampler;
+        let mut choose = |model: &Causal| model.with_logits(0, |logits| sampler.choose(logits, end));
+        let token = match self.last {
+            Some(token) => self.backend.forward(&[token], start, Logits::Last, choose)??,
+            None => choose(&self.backend.model)??,
+        };
+        self.done = end;
         self.last = Some(token);
         Ok(Step::Commit(vec![token]))
+    }
+}
+
+impl Generation for CausalGeneration<'_> {
+    fn step(&mut self) -> Result<Step, BackendError> {
+        // After a failure nobody knows what ran, nor whether its numbers are sound.
+        self.advance().inspect_err(|_| self.backend.cached.clear())
     }
 
     fn cached_tokens(&self) -> usize {
