@@ -1,7 +1,8 @@
 //! What a GGUF's metadata says about a causal model: a family is data plus a few switches over one forward pass.
 
 use super::error::ModelError;
-use crate::checkpoint::gguf::Gguf;
+use super::keys;
+use crate::checkpoint::gguf::{Gguf, Value};
 use crate::ops::Activation;
 
 /// Models that share tensor names and switches.
@@ -75,7 +76,7 @@ pub struct CausalConfig {
     pub rope: Rope,
     /// Window and rotary embedding of sliding layers.
     pub sliding: Option<(usize, Rope)>,
-    /// Every n-th layer of a model with sliding layers sees everything.
+    /// Every n-th layer of a model with sliding layers sees everything; with 0 none does.
     pub full_every: usize,
     /// Scores are multiplied by it.
     pub attention_scale: f32,
@@ -93,7 +94,7 @@ impl CausalConfig {
     /// Reads and checks the metadata of `gguf`.
     ///
     /// # Errors
-    /// Missing keys, values out of range, architectures and scalings that are not supported, each by name.
+    /// Missing keys, values out of range, architectures, scalings and keys that are not supported, each by name.
     pub fn read(gguf: &Gguf) -> Result<Self, ModelError> {
         let metadata = gguf.metadata();
         let unsupported = |what: String| ModelError::Unsupported { path: gguf.path().to_owned(), what };
@@ -165,16 +166,6 @@ impl CausalConfig {
                 key("rope.dimension_count")
             )));
         }
-        for name in ["expert_count", "attn_logit_softcapping", "final_logit_softcapping"] {
-            if metadata.f32(&key(name)).ok().flatten().is_some_and(|v| v != 0.0)
-                || metadata.u32(&key(name)).ok().flatten().is_some_and(|v| v != 0)
-            {
-                return Err(unsupported(format!(
-                    "{} is set; this version does not run such models",
-                    key(name)
-                )));
-            }
-        }
         let base = |name: &str, default: Option<f32>| -> Result<f32, ModelError> {
             let name = key(name);
             let value = match (metadata.f32(&name)?, default) {
@@ -188,13 +179,21 @@ impl CausalConfig {
                 Err(unsupported(format!("{name} is {value}; expected a finite number of 1 or more")))
             }
         };
-        let linear_factor = Self::linear_factor(gguf, architecture)?;
+        let rope = Rope {
+            // Llama 2 files predate the key; their base is the paper's.
+            base: base("rope.freq_base", (family == Family::Llama).then_some(10_000.0))?,
+            linear_factor: Self::linear_factor(gguf, architecture)?,
+        };
         let vocabulary = gguf
             .tensor("token_embd.weight")
             .and_then(|tensor| tensor.shape.get(1))
             .map_or(0, |&rows| rows as usize);
         let sliding = match family {
-            Family::Llama => None,
+            // Mistral 7B of 2023: every layer has the window.
+            Family::Llama => match metadata.u32(&key("attention.sliding_window"))? {
+                None | Some(0) => None,
+                Some(_) => Some((size("attention.sliding_window", 1 << 24)?, rope)),
+            },
             Family::Gemma3 => {
                 let window = size("attention.sliding_window", 1 << 24)?;
                 Some((window, Rope { base: base("rope.freq_base_swa", Some(10_000.0))?, linear_factor: 1.0 }))
@@ -203,7 +202,7 @@ impl CausalConfig {
         let gemma = family == Family::Gemma3;
         // The 27B model alone scales by the width per head rather than by the head size.
         let scaled_by = if gemma && layers == 62 { hidden / heads } else { head_size };
-        Ok(Self {
+        let config = Self {
             family,
             layers,
             hidden,
@@ -216,36 +215,69 @@ impl CausalConfig {
             epsilon,
             rotated,
             interleaved: family == Family::Llama,
-            rope: Rope {
-                // Llama 2 files predate the key; their base is the paper's.
-                base: base("rope.freq_base", (family == Family::Llama).then_some(10_000.0))?,
-                linear_factor,
-            },
+            rope,
             sliding,
-            full_every: 6,
+            full_every: match family {
+                Family::Llama => 0,
+                Family::Gemma3 => Self::full_every(gguf, architecture, layers)?,
+            },
             attention_scale: 1.0 / (scaled_by as f32).sqrt(),
             embedding_scale: if gemma { (hidden as f32).sqrt() } else { 1.0 },
             activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
             head_norms: gemma,
             branch_norms: gemma,
-        })
+        };
+        keys::check(gguf, &config)?;
+        Ok(config)
+    }
+
+    /// Which layers of a model with sliding layers see everything: every n-th. The file may say n, or for each layer
+    /// whether it slides.
+    fn full_every(gguf: &Gguf, architecture: &str, layers: usize) -> Result<usize, ModelError> {
+        let metadata = gguf.metadata();
+        let key = format!("{architecture}.attention.sliding_window_pattern");
+        match metadata.get(&key) {
+            None => Ok(6),
+            Some(Value::Array(_)) => {
+                let list: Vec<bool> = metadata.require_array_bool(&key)?.iter().collect();
+                let every = list.iter().position(|slides| !slides).map_or(0, |first| first + 1);
+                let regular = list
+                    .iter()
+                    .enumerate()
+                    .all(|(index, slides)| *slides != (index + 1).is_multiple_of(every));
+                if list.len() == layers && regular {
+                    return Ok(every);
+                }
+                let what = format!(
+                    "{key} is {list:?}; expected one value for each of {layers} layers, false for every n-th and no \
+                     other"
+                );
+                Err(ModelError::Unsupported { path: gguf.path().to_owned(), what })
+            }
+            Some(_) => Ok(metadata.require_u32(&key)? as usize),
+        }
     }
 
     fn linear_factor(gguf: &Gguf, architecture: &str) -> Result<f32, ModelError> {
         let metadata = gguf.metadata();
         let kind_key = format!("{architecture}.rope.scaling.type");
         let factor_key = format!("{architecture}.rope.scaling.factor");
-        let kind = metadata.str(&kind_key)?.unwrap_or("none");
-        let what = match kind {
-            "none" => return Ok(1.0),
-            "linear" => {
-                let factor = metadata.require_f32(&factor_key)?;
+        let factor = metadata.f32(&factor_key)?;
+        let what = match (metadata.str(&kind_key)?, factor) {
+            (Some("none"), _) | (None, None) => return Ok(1.0),
+            // Converters write 0 or 1 where nothing is scaled.
+            (None, Some(0.0 | 1.0)) => return Ok(1.0),
+            (kind @ (None | Some("linear")), factor) => {
+                let factor = factor.map_or_else(|| metadata.require_f32(&factor_key), Ok)?;
                 if factor.is_finite() && factor >= 1.0 {
+                    if kind.is_none() {
+                        tracing::info!("{factor_key} is {factor} and {kind_key} is missing: taken as linear");
+                    }
                     return Ok(factor);
                 }
                 format!("{factor_key} is {factor}; expected a finite number of 1 or more")
             }
-            other => {
+            (Some(other), _) => {
                 format!("{kind_key} is '{other}'; this version knows none, linear and rope_freqs.weight")
             }
         };

@@ -3,6 +3,7 @@
 mod causal;
 mod config;
 mod error;
+mod keys;
 mod pass;
 mod repack;
 mod vocabulary;

@@ -57,12 +57,16 @@ impl ReferenceModel {
 
     /// Whether a layer slides.
     fn slides(&self, layer: usize) -> bool {
-        self.gemma && layer % 6 != 5
+        if self.gemma {
+            layer % 6 != 5
+        } else {
+            self.gguf.metadata().get("llama.attention.sliding_window").is_some()
+        }
     }
 
     /// Rotates a head at a position.
     fn rotate(&self, head: &mut [f64], position: usize, layer: usize) {
-        let base = if self.slides(layer) {
+        let base = if self.gemma && self.slides(layer) {
             self.number("rope.freq_base_swa")
         } else {
             self.number("rope.freq_base")

@@ -5,7 +5,7 @@ use std::collections::btree_map;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::error::{CONVERT_AGAIN, COPY_AGAIN, Fault, GgufError, Place, quoted};
+use super::error::{CONVERT_AGAIN, COPY_AGAIN, Fault, GgufError, Place};
 use super::reader::Reader;
 use super::value::{Array, List, Value, ValueType};
 use crate::checkpoint::mapping::Mapping;
@@ -250,7 +250,7 @@ impl Metadata {
         let Some(value) = self.get(key) else { return Ok(None) };
         match read(value) {
             Some(read) => Ok(Some(read)),
-            None => Err(self.fault(key, describe(&value), expected)),
+            None => Err(self.fault(key, value.to_string(), expected)),
         }
     }
 
@@ -279,24 +279,6 @@ fn truth(value: Value<'_>) -> Option<bool> {
     match value {
         Value::Bool(truth) => Some(truth),
         _ => None,
-    }
-}
-
-/// A value as errors show it: its type and, where short, itself.
-fn describe(value: &Value<'_>) -> String {
-    match value {
-        Value::String(text) => format!("the string {}", quoted(text)),
-        Value::Array(array) => format!("an array of {} {}", array.len(), array.element_type()),
-        Value::F32(number) => format!("the f32 {number:?}"),
-        Value::F64(number) => format!("the f64 {number:?}"),
-        Value::Bool(truth) => format!("the bool {truth}"),
-        other => {
-            format!(
-                "the {} {}",
-                other.value_type(),
-                other.integer().map(|n| n.to_string()).unwrap_or_default()
-            )
-        }
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::error::quoted;
+
 /// The type of a metadata value or of an array's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // The names say it all.
@@ -184,6 +186,20 @@ impl<'a> Value<'a> {
             ValueType::Bool => Value::Bool(u8::from_le_bytes(raw.try_into().ok()?) != 0),
             ValueType::String | ValueType::Array => return None,
         })
+    }
+}
+
+/// As errors show it: the type and, where short, the value itself.
+impl fmt::Display for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::String(text) => write!(f, "the string {}", quoted(text)),
+            Value::Array(array) => write!(f, "an array of {} {}", array.len(), array.element_type()),
+            Value::F32(number) => write!(f, "the f32 {number:?}"),
+            Value::F64(number) => write!(f, "the f64 {number:?}"),
+            Value::Bool(truth) => write!(f, "the bool {truth}"),
+            other => write!(f, "the {} {}", other.value_type(), other.integer().unwrap_or_default()),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::LoadOptions;
 use super::parts::LayerShape;
-use crate::checkpoint::gguf::Gguf;
+use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device, Purpose};
 use crate::model::config::{CausalConfig, Rope};
@@ -50,9 +50,8 @@ impl Loader<'_> {
         angles: &Buffer,
     ) -> Result<Layer, ModelError> {
         let config = self.config;
-        let vector = |part: &str, n| self.vector(&format!("blk.{index}.{part}.weight"), n);
-        let pair = |wanted: bool, first: &str, second: &str, n| -> Result<_, ModelError> {
-            Ok(if wanted { Some((vector(first, n)?, vector(second, n)?)) } else { None })
+        let pair = |norms: &Option<(TensorInfo, TensorInfo)>| -> Result<_, ModelError> {
+            norms.as_ref().map(|(a, b)| Ok((self.vector(a)?, self.vector(b)?))).transpose()
         };
         Ok(Layer {
             qkv: shape.qkv.iter().map(|&(matrix, at)| (matrices[matrix].clone(), at)).collect(),
@@ -62,10 +61,10 @@ impl Loader<'_> {
                 (gate, Some(up)) => GateUp::Apart(matrices[gate].clone(), matrices[up].clone()),
             },
             down: matrices[shape.down].clone(),
-            attention_norm: vector("attn_norm", config.hidden)?,
-            feed_forward_norm: vector("ffn_norm", config.hidden)?,
-            branch_norms: pair(config.branch_norms, "post_attention_norm", "post_ffw_norm", config.hidden)?,
-            head_norms: pair(config.head_norms, "attn_q_norm", "attn_k_norm", config.head_size)?,
+            attention_norm: self.vector(&shape.attention_norm)?,
+            feed_forward_norm: self.vector(&shape.feed_forward_norm)?,
+            branch_norms: pair(&shape.branch_norms)?,
+            head_norms: pair(&shape.head_norms)?,
             window: config.layer(index).0,
             scale: config.attention_scale,
             angles: angles.clone(),
@@ -79,32 +78,29 @@ impl Loader<'_> {
         })
     }
 
-    /// A tensor of `n` values as f32, zero-padded to the row stride.
-    pub(super) fn vector(&self, name: &str, n: usize) -> Result<Buffer, ModelError> {
-        let values = self.values(name, n)?;
-        let mut padded = vec![0f32; round_up(n, STRIDE_MULTIPLE)];
-        padded[..n].copy_from_slice(&values);
-        let buffer = self.device.alloc(Purpose::Weights, padded.len() * 4)?;
-        self.device.write(&buffer, 0, bytemuck::cast_slice(&padded))?;
+    /// A tensor of one row as f32, zero-padded to the row stride.
+    pub(super) fn vector(&self, tensor: &TensorInfo) -> Result<Buffer, ModelError> {
+        let mut values = self.values(tensor)?;
+        values.resize(round_up(values.len(), STRIDE_MULTIPLE), 0.0);
+        let buffer = self.device.alloc(Purpose::Weights, values.len() * 4)?;
+        self.device.write(&buffer, 0, bytemuck::cast_slice(&values))?;
         Ok(buffer)
     }
 
-    fn values(&self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
-        let tensor = self.gguf.require_tensor(name, &[n as u64])?;
-        let mut values = vec![0f32; n];
+    fn values(&self, tensor: &TensorInfo) -> Result<Vec<f32>, ModelError> {
+        let mut values = vec![0f32; tensor.values() as usize];
         dequantize(tensor.ty, self.gguf.bytes(tensor), &mut values)?;
         Ok(values)
     }
 
     /// Cosine and sine of every position's angles, `[position][half rotated][2]`. Angles are products in f32 of
     /// position and frequency, as in the reference implementations.
-    pub(super) fn angles(&self, rope: &Rope) -> Result<Buffer, ModelError> {
+    pub(super) fn angles(&self, rope: &Rope, divisors: Option<&TensorInfo>) -> Result<Buffer, ModelError> {
         let config = self.config;
         let half = config.rotated / 2;
-        // Llama 3's slower low frequencies, as divisors; only layers that see everything have them.
-        let divisors = match self.gguf.tensor("rope_freqs.weight") {
-            Some(_) if *rope == config.rope => self.values("rope_freqs.weight", half)?,
-            _ => vec![1.0; half],
+        let divisors = match divisors {
+            Some(tensor) => self.values(tensor)?,
+            None => vec![1.0; half],
         };
         let frequencies: Vec<f32> = (0..half)
             .zip(&divisors)

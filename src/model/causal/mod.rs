@@ -18,7 +18,7 @@ use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device};
 use crate::ops::{CacheKind, Format, Kernels, Matrix, self_test};
-use layer::{GateUp, Layer, Loader};
+use layer::{Layer, Loader};
 use parts::Parts;
 use scratch::{Scratch, Strides};
 
@@ -93,9 +93,6 @@ impl Causal {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
         let config = CausalConfig::read(&gguf)?;
-        let embedding = gguf
-            .require_tensor("token_embd.weight", &[config.hidden as u64, config.vocabulary as u64])?
-            .clone();
         let rows = options.rows.clamp(1, options.context.max(1));
         let logit_rows = options.logit_rows.clamp(1, rows);
         let strides = Strides::new(&config);
@@ -132,10 +129,10 @@ impl Causal {
                 progress(0.05 + 0.9 * share)
             })?;
         let loader = Loader { device: &device, gguf: &gguf, config: &config, options };
-        let angles = loader.angles(&config.rope)?;
+        let angles = loader.angles(&config.rope, parts.rope_divisors.as_ref())?;
         let sliding_angles = match &config.sliding {
-            Some((_, rope)) => loader.angles(rope)?,
-            None => angles.clone(),
+            Some((_, rope)) if *rope != config.rope => loader.angles(rope, None)?,
+            _ => angles.clone(),
         };
         let layers = parts
             .layers
@@ -147,14 +144,14 @@ impl Causal {
             })
             .collect::<Result<Vec<_>, ModelError>>()?;
         let head = matrices[parts.head].clone();
-        let head_norm = loader.vector("output_norm.weight", config.hidden)?;
+        let head_norm = loader.vector(&parts.head_norm)?;
         let scratch = Scratch::new(&device, &strides, rows, logit_rows)?;
         gguf.mapping().release(); // only rows of the embedding are read from now on
         progress(1.0);
         Ok(Self {
             kernels,
             gguf,
-            embedding,
+            embedding: parts.embedding,
             layers,
             head,
             head_norm,
@@ -188,21 +185,6 @@ impl Causal {
     /// Most rows of a pass.
     pub fn rows(&self) -> usize {
         self.rows
-    }
-
-    /// Bytes of weights that a pass of any width reads.
-    pub fn weight_bytes(&self) -> usize {
-        let layer = |layer: &Layer| {
-            let gate_up = match &layer.gate_up {
-                GateUp::Joined(matrix) => matrix.bytes(),
-                GateUp::Apart(gate, up) => gate.bytes() + up.bytes(),
-            };
-            layer.qkv.iter().map(|(matrix, _)| matrix.bytes()).sum::<usize>()
-                + layer.output.bytes()
-                + gate_up
-                + layer.down.bytes()
-        };
-        self.layers.iter().map(layer).sum::<usize>() + self.head.bytes()
     }
 
     /// Runs `tokens` at positions `start..` through the model, on top of what the cache holds for the positions before

@@ -1,5 +1,7 @@
 //! Which tensors of a file make which matrices, and what they take.
 
+use std::collections::HashSet;
+
 use super::scratch::{Scratch, Strides};
 use super::{LoadOptions, MemoryPlan};
 use crate::checkpoint::gguf::{Gguf, TensorInfo};
@@ -8,14 +10,18 @@ use crate::model::error::ModelError;
 use crate::model::repack::Blueprint;
 use crate::ops::{Cache, STRIDE_MULTIPLE, round_up};
 
-/// The matrices that a file gives, and which of them belong where.
+/// The matrices and vectors that a file gives, and which of them belong where.
 pub(super) struct Parts {
     pub(super) blueprints: Vec<Blueprint>,
     pub(super) layers: Vec<LayerShape>,
     pub(super) head: usize,
+    pub(super) head_norm: TensorInfo,
+    pub(super) embedding: TensorInfo,
+    /// Llama 3's slower low frequencies, as divisors; only layers that see everything have them.
+    pub(super) rope_divisors: Option<TensorInfo>,
 }
 
-/// A layer's matrices as indices of their blueprints.
+/// A layer's matrices as indices of their blueprints, and its norms.
 pub(super) struct LayerShape {
     /// Each with its first value in the qkv row.
     pub(super) qkv: Vec<(usize, usize)>,
@@ -23,6 +29,12 @@ pub(super) struct LayerShape {
     /// One where both have one type, else gate and up.
     pub(super) gate_up: (usize, Option<usize>),
     pub(super) down: usize,
+    pub(super) attention_norm: TensorInfo,
+    pub(super) feed_forward_norm: TensorInfo,
+    /// Of attention and of the feed-forward network.
+    pub(super) branch_norms: Option<(TensorInfo, TensorInfo)>,
+    /// Of queries and of keys.
+    pub(super) head_norms: Option<(TensorInfo, TensorInfo)>,
 }
 
 impl Parts {
@@ -32,18 +44,69 @@ impl Parts {
     }
 
     pub(super) fn find(gguf: &Gguf, config: &CausalConfig) -> Result<Self, ModelError> {
-        let mut parts = Self { blueprints: Vec::new(), layers: Vec::new(), head: 0 };
+        let (hidden, vocabulary) = (config.hidden as u64, config.vocabulary as u64);
+        let embedding = gguf.require_tensor("token_embd.weight", &[hidden, vocabulary])?.clone();
+        let head = match gguf.tensor("output.weight") {
+            Some(_) => gguf.require_tensor("output.weight", &[hidden, vocabulary])?.clone(),
+            None => embedding.clone(),
+        };
+        let rope_divisors = match gguf.tensor("rope_freqs.weight") {
+            Some(_) => Some(gguf.require_tensor("rope_freqs.weight", &[config.rotated as u64 / 2])?.clone()),
+            None => None,
+        };
+        let mut parts = Self {
+            blueprints: Vec::new(),
+            layers: Vec::new(),
+            head: 0,
+            head_norm: gguf.require_tensor("output_norm.weight", &[hidden])?.clone(),
+            embedding,
+            rope_divisors,
+        };
         for index in 0..config.layers {
             let layer = parts.layer(gguf, config, index)?;
             parts.layers.push(layer);
         }
-        let head = match gguf.tensor("output.weight") {
-            Some(_) => "output.weight",
-            None => "token_embd.weight",
-        };
-        let head = gguf.require_tensor(head, &[config.hidden as u64, config.vocabulary as u64])?.clone();
         parts.head = parts.add("output".to_owned(), vec![head], false);
+        parts.refuse_the_rest(gguf)?;
         Ok(parts)
+    }
+
+    /// A tensor that nothing uses means a model that is not what it is taken for.
+    fn refuse_the_rest(&self, gguf: &Gguf) -> Result<(), ModelError> {
+        const SHOWN: usize = 4;
+        let layers = self.layers.iter().flat_map(|layer| {
+            [&layer.attention_norm, &layer.feed_forward_norm].into_iter().chain(
+                [&layer.branch_norms, &layer.head_norms].into_iter().flatten().flat_map(|(a, b)| [a, b]),
+            )
+        });
+        let used: HashSet<&str> = self
+            .blueprints
+            .iter()
+            .flat_map(|blueprint| &blueprint.tensors)
+            .chain([&self.head_norm, &self.embedding])
+            .chain(&self.rope_divisors)
+            .chain(layers)
+            .map(|tensor| tensor.name.as_str())
+            .collect();
+        let unused: Vec<&str> = gguf
+            .tensors()
+            .iter()
+            .map(|tensor| tensor.name.as_str())
+            .filter(|name| !used.contains(name))
+            .collect();
+        if unused.is_empty() {
+            return Ok(());
+        }
+        let more = match unused.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let names = unused.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
+        let what = format!(
+            "this version has no use for the tensors {names}{more}; without them the model would not be the one in \
+             the file"
+        );
+        Err(ModelError::Unsupported { path: gguf.path().to_owned(), what })
     }
 
     fn layer(&mut self, gguf: &Gguf, config: &CausalConfig, index: usize) -> Result<LayerShape, ModelError> {
@@ -55,14 +118,12 @@ impl Parts {
         let tensor = |part: &str, shape: [u64; 2]| -> Result<TensorInfo, ModelError> {
             Ok(gguf.require_tensor(&name(&format!("{part}.weight")), &shape)?.clone())
         };
-        if let Some(bias) = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
-            .map(|part| name(&format!("{part}.bias")))
-            .iter()
-            .find(|name| gguf.tensor(name).is_some())
-        {
-            let what = format!("tensor {bias}: this version runs models without biases");
-            return Err(ModelError::Unsupported { path: gguf.path().to_owned(), what });
-        }
+        let vector = |part: &str, n: usize| -> Result<TensorInfo, ModelError> {
+            Ok(gguf.require_tensor(&name(&format!("{part}.weight")), &[n as u64])?.clone())
+        };
+        let pair = |wanted: bool, first: &str, second: &str, n| -> Result<_, ModelError> {
+            Ok(if wanted { Some((vector(first, n)?, vector(second, n)?)) } else { None })
+        };
         let mut joined: Vec<(Vec<TensorInfo>, usize)> = Vec::new();
         for (part, rows, at) in [("attn_q", q, 0), ("attn_k", kv, strides.k_at), ("attn_v", kv, strides.v_at)]
         {
@@ -85,7 +146,16 @@ impl Parts {
             (gate, Some(self.add(name("ffn_up"), vec![up], false)))
         };
         let down = self.add(name("ffn_down"), vec![tensor("ffn_down", [inner, hidden])?], false);
-        Ok(LayerShape { qkv, output, gate_up, down })
+        Ok(LayerShape {
+            qkv,
+            output,
+            gate_up,
+            down,
+            attention_norm: vector("attn_norm", config.hidden)?,
+            feed_forward_norm: vector("ffn_norm", config.hidden)?,
+            branch_norms: pair(config.branch_norms, "post_attention_norm", "post_ffw_norm", config.hidden)?,
+            head_norms: pair(config.head_norms, "attn_q_norm", "attn_k_norm", config.head_size)?,
+        })
     }
 
     pub(super) fn plan(

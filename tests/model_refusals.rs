@@ -1,0 +1,153 @@
+//! Keys and tensors that the forward pass has no use for keep a model from loading: each by name, with its value.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test fails by panicking
+
+#[allow(dead_code, reason = "shared with the tests of the checkpoint room")]
+mod checkpoint_support;
+#[allow(dead_code, reason = "shared with the tests of windows")]
+#[path = "support/reference_model.rs"]
+mod reference_model;
+mod support;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axe::checkpoint::gguf::Gguf;
+use axe::model::{Causal, CausalConfig, LoadOptions, Logits};
+use axe::ops::CacheKind;
+use checkpoint_support::{BOOL, Bytes, F32, STRING, U32};
+use reference_model::ReferenceModel;
+use support::{device, fixture, open_model};
+use tempfile::TempDir;
+
+/// A copy of a fixture with one more key.
+fn with_key(name: &str, key: Bytes) -> (TempDir, PathBuf) {
+    const KEYS: usize = 16; // after magic, version and the number of tensors
+    let mut bytes = std::fs::read(fixture(name)).unwrap();
+    let count = u64::from_le_bytes(bytes[KEYS..KEYS + 8].try_into().unwrap());
+    bytes[KEYS..KEYS + 8].copy_from_slice(&(count + 2).to_le_bytes());
+    // Tensors stay aligned when what comes before them grows by whole steps.
+    let filler = |length: usize| key.clone().key("general.filler", STRING).string(&"x".repeat(length));
+    let length = (0..32).find(|&length| filler(length).0.len() % 32 == 0).unwrap();
+    bytes.splice(KEYS + 8..KEYS + 8, filler(length).0);
+    Bytes(bytes).save()
+}
+
+fn read(name: &str, key: Bytes) -> Result<CausalConfig, String> {
+    let (_dir, path) = with_key(name, key);
+    CausalConfig::read(&Gguf::open(&path).unwrap()).map_err(|error| error.to_string())
+}
+
+const LLAMA: &str = "causal-families/llama.gguf";
+const GEMMA3: &str = "causal-families/gemma3.gguf";
+
+fn number(name: &str, value: f32) -> Bytes {
+    Bytes::default().key(name, F32).raw(&value.to_le_bytes())
+}
+
+fn truth(name: &str, value: bool) -> Bytes {
+    Bytes::default().key(name, BOOL).raw(&[u8::from(value)])
+}
+
+fn count(name: &str, value: u32) -> Bytes {
+    Bytes::default().key(name, U32).u32(value)
+}
+
+fn truths(name: &str, values: &[bool]) -> Bytes {
+    let bytes: Vec<u8> = values.iter().map(|&value| u8::from(value)).collect();
+    Bytes::default().array(name, BOOL, values.len() as u64).raw(&bytes)
+}
+
+#[test]
+fn keys_that_ask_for_what_is_not_done_are_refused_with_their_value() {
+    let text = |name: &str, value: &str| Bytes::default().key(name, STRING).string(value);
+    let cases = [
+        (LLAMA, number("llama.rope.scale_linear", 2.0), "llama.rope.scale_linear is the f32 2.0"),
+        (LLAMA, number("llama.rope.scaling.attn_factor", 1.5), "attn_factor is the f32 1.5"),
+        (LLAMA, truth("llama.attention.causal", false), "llama.attention.causal is the bool false"),
+        (LLAMA, number("llama.attention.scale", 0.5), "llama.attention.scale is the f32 0.5"),
+        (LLAMA, number("llama.logit_scale", 8.0), "llama.logit_scale is the f32 8.0"),
+        (LLAMA, number("llama.embedding_scale", 12.0), "llama.embedding_scale is the f32 12.0"),
+        (LLAMA, number("llama.residual_scale", 0.2), "llama.residual_scale is the f32 0.2"),
+        (LLAMA, number("llama.attention.clamp_kqv", 8.0), "clamp_kqv is the f32 8.0"),
+        (LLAMA, number("llama.attention.max_alibi_bias", 8.0), "max_alibi_bias is the f32 8.0"),
+        (LLAMA, count("llama.expert_count", 8), "llama.expert_count is the u32 8"),
+        (LLAMA, count("llama.expert_used_count", 2), "llama.expert_used_count is the u32 2"),
+        (GEMMA3, number("gemma3.final_logit_softcapping", 30.0), "softcapping is the f32 30.0"),
+        (GEMMA3, text("gemma3.attn_logit_softcapping", "50"), "softcapping is the string `50`"),
+        (LLAMA, text("llama.new.trick", "yes"), "llama.new.trick is the string `yes`"),
+        (LLAMA, text("llama.rope.scaling.type", "yarn"), "llama.rope.scaling.type is 'yarn'"),
+        (LLAMA, number("llama.rope.scaling.factor", f32::NAN), "llama.rope.scaling.factor is NaN"),
+        (LLAMA, count("llama.attention.sliding_window_pattern", 6), "sliding_window_pattern is the u32 6"),
+        (GEMMA3, count("gemma3.vocab_size", 511), "token_embd.weight has 512 rows"),
+        (
+            GEMMA3,
+            truths("gemma3.attention.sliding_window_pattern", &[true, false, false, true, true, true, true]),
+            "gemma3.attention.sliding_window_pattern is [true, false, false",
+        ),
+        (GEMMA3, truths("gemma3.attention.sliding_window_pattern", &[true, true]), "for each of 7 layers"),
+    ];
+    for (name, key, expected) in cases {
+        let error = read(name, key).expect_err(expected);
+        assert!(error.contains(expected) && error.contains("model.gguf: "), "{expected}: {error}");
+    }
+}
+
+#[test]
+fn keys_that_ask_for_nothing_or_are_understood_are_taken() {
+    let plain = read(LLAMA, truth("llama.attention.causal", true)).unwrap();
+    for key in [
+        number("llama.rope.scale_linear", 1.0),
+        number("llama.final_logit_softcapping", 0.0),
+        count("llama.expert_count", 0),
+        count("llama.rope.scaling.original_context_length", 512),
+        truth("llama.rope.scaling.finetuned", true),
+        number("llama.rope.scaling.factor", 1.0),
+        count("llama.attention.sliding_window", 0),
+        number("other.logit_scale", 3.0),
+    ] {
+        assert_eq!(read(LLAMA, key).unwrap(), plain);
+    }
+    // A factor alone is linear.
+    let scaled = read(LLAMA, number("llama.rope.scaling.factor", 4.0)).unwrap();
+    assert_eq!(scaled.rope.linear_factor, 4.0);
+
+    let every = |key: Bytes| read(GEMMA3, key).unwrap().full_every;
+    let pattern = "gemma3.attention.sliding_window_pattern";
+    assert_eq!(every(count("gemma3.expert_count", 0)), 6);
+    assert_eq!(every(count(pattern, 3)), 3);
+    assert_eq!(every(truths(pattern, &[true, true, false, true, true, false, true])), 3);
+    assert_eq!(every(truths(pattern, &[true; 7])), 0);
+}
+
+#[test]
+fn a_window_of_a_model_without_alternating_layers_holds_in_all_of_them() {
+    let (_dir, path) = with_key(LLAMA, count("llama.attention.sliding_window", 5));
+    let ids: Vec<u32> = (0..40).map(|i| 3 + (i * 197 + i * i * 31) % 500).collect();
+    let expected = ReferenceModel::open(&path).logits(&ids);
+    let mut model = open_model(&path, ids.len(), ids.len(), CacheKind::F32);
+    model.forward(&ids, 0, Logits::All).unwrap();
+    for (position, expected) in expected.iter().enumerate() {
+        let found = model.with_logits(position, <[f32]>::to_vec).unwrap();
+        let off =
+            found.iter().zip(expected).fold(0.0, |off, (&f, e)| f64::max(off, (f64::from(f) - e).abs()));
+        assert!(off <= 1e-4, "position {position}: logits differ by {off}");
+    }
+}
+
+#[test]
+fn tensors_without_use_are_refused_by_name() {
+    // A model that says it has one layer less than it has.
+    let mut bytes = std::fs::read(fixture(LLAMA)).unwrap();
+    let key = Bytes::default().key("llama.block_count", U32).0;
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len();
+    bytes[at..at + 4].copy_from_slice(&3u32.to_le_bytes());
+    let (_dir, path) = Bytes(bytes).save();
+    let options = LoadOptions { context: 16, rows: 4, logit_rows: 1, cache: CacheKind::F32, cache_dir: None };
+    let gguf = Arc::new(Gguf::open(&path).unwrap());
+    let error = Causal::load(device(), gguf, &options, &mut |_| {}).err().expect("the model is refused");
+    let error = error.to_string();
+    assert!(
+        error.contains("model.gguf: ") && error.contains("blk.3.") && error.contains(" and 5 more"),
+        "{error}"
+    );
+}
