@@ -75,12 +75,4 @@ pub enum ModelError {
         /// Rows that fit.
         most: usize,
     },
-    /// The weights cannot be laid out in memory or in the cache file.
-    #[error("cannot lay out the weights in {}: {source}", path.display())]
-    Layout {
-        /// The cache file, or what stands for memory.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
 }

@@ -4,9 +4,10 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::error::ModelError;
 use super::repack::Blueprint;
@@ -17,16 +18,21 @@ use crate::device::{Device, HostBytes, Purpose};
 use crate::ops::Matrix;
 
 /// Counts changes of the tile layouts: files of another version are made again.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 const MAGIC: &[u8; 8] = b"AXETILES";
 /// Matrices start at multiples of a page, so that the device can use the mapped file in place.
 const PAGE: usize = 4096;
+/// Ends the names of files of repacked weights.
+const TILES: &str = ".tiles";
+/// Most files that stay, the one in use and those used last.
+const KEPT: usize = 4;
 /// Ends the names of files that are being written.
 const PARTIAL: &str = ".partial";
 /// Bytes repacked between two writes.
 const BOUNCE: usize = 32 << 20;
 
-/// First bytes of a file of repacked weights, as JSON. A file that says anything else is not used.
+/// Describes a file of repacked weights, as JSON at its start. A file that says anything else is not used; nor is one
+/// whose matrices do not have the checksums (XXH3, 64 bits each, little-endian) that stand behind the description.
 #[derive(Serialize)]
 struct Header<'a> {
     layout: u32,
@@ -144,7 +150,8 @@ fn upload(
         .collect()
 }
 
-/// The mapped file of tiles and where each matrix starts in it; made if it is not there or says something else.
+/// The mapped file of tiles and where each matrix starts in it; made if it is not there, says something else or is
+/// damaged.
 fn tiles_file(
     gguf: &Gguf,
     blueprints: &[Blueprint],
@@ -152,79 +159,158 @@ fn tiles_file(
     progress: &mut dyn FnMut(f32),
 ) -> Result<(Arc<Mapping>, Vec<usize>), CacheFault> {
     let dir = dir.join("weights");
-    let path = dir.join(format!("{}.tiles", gguf.identity()));
-    // The header's length depends on the offsets in it, so it gets room for any.
-    let names: usize = blueprints.iter().map(|blueprint| blueprint.name.len() + 160).sum();
-    let header_bytes = crate::ops::round_up(names + PAGE, PAGE);
-    let mut end = header_bytes;
-    let starts: Vec<usize> = blueprints
-        .iter()
-        .map(|blueprint| {
-            let start = end;
-            end = crate::ops::round_up(end + blueprint.bytes(), PAGE);
-            start
-        })
-        .collect();
-    let header = Header {
-        layout: LAYOUT,
-        checkpoint: gguf.identity().to_string(),
-        matrices: blueprints
-            .iter()
-            .zip(&starts)
-            .map(|(blueprint, &at)| Entry {
-                name: &blueprint.name,
-                format: blueprint.format().name(),
-                rows: blueprint.rows(),
-                columns: blueprint.columns(),
-                at,
-            })
-            .collect(),
-    };
-    let mut first_bytes = MAGIC.to_vec();
-    first_bytes.extend(
-        serde_json::to_vec(&header).map_err(|error| CacheFault::Io(path.clone(), io::Error::other(error)))?,
-    );
-    first_bytes.resize(header_bytes, 0);
-
-    if let Some(map) = usable(&path, &first_bytes, end) {
-        progress(1.0);
-        return Ok((map, starts));
-    }
-    tracing::info!(path = %path.display(), mib = end >> 20, "repacking weights for this device, once");
+    let path = dir.join(format!("{}{TILES}", gguf.identity()));
     let fault = |error| CacheFault::Io(path.clone(), error);
+    let plan = Plan::new(gguf, blueprints).map_err(|error| fault(error.into()))?;
+    match plan.open(&path, progress) {
+        Ok(map) => {
+            // What is used stays when files are dropped; whether the time can be set decides nothing else.
+            let _ = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
+            return Ok((map, plan.starts));
+        }
+        Err(Unusable::Missing) => {}
+        Err(Unusable::Other) => {
+            tracing::info!(path = %path.display(), "repacked weights are of another version: making them again");
+        }
+        Err(Unusable::Damaged(matrix)) => tracing::warn!(
+            path = %path.display(),
+            matrix,
+            "repacked weights are damaged: making them again. If this repeats, check the disk"
+        ),
+    }
+    tracing::info!(path = %path.display(), mib = plan.length >> 20, "repacking weights for this device, once");
     fs::create_dir_all(&dir).map_err(fault)?;
-    drop_leftovers(&dir);
     // Under a name that nobody else has: several daemons may be repacking the same model.
     let file = tempfile::Builder::new().suffix(PARTIAL).tempfile_in(&dir).map_err(fault)?;
-    write_tiles(gguf, blueprints, &starts, &first_bytes, end, file.as_file(), progress).map_err(|error| {
-        match error {
-            PieceFault::Io(error) => fault(error),
-            PieceFault::Quant(error) => CacheFault::Model(error.into()),
-        }
+    plan.write(gguf, file.as_file(), progress).map_err(|error| match error {
+        PieceFault::Io(error) => fault(error),
+        PieceFault::Quant(error) => CacheFault::Model(error.into()),
     })?;
+    // Read before it gets the name, and held from then on: others may drop or replace what has a name.
+    let map = plan
+        .open(file.path(), &mut |_| {})
+        .map_err(|_| fault(io::Error::other("what was written does not read back")))?;
     file.persist(&path).map_err(|error| fault(error.error))?;
-    match usable(&path, &first_bytes, end) {
-        Some(map) => Ok((map, starts)),
-        None => Err(fault(io::Error::other("the file changed while it was being written"))),
+    drop_leftovers(&dir, &path);
+    Ok((map, plan.starts))
+}
+
+/// Why a file of tiles is not used.
+enum Unusable {
+    Missing,
+    /// Made from something else, or by another version.
+    Other,
+    /// The first matrix whose bytes are not those that were written.
+    Damaged(String),
+}
+
+/// What a file of tiles says and where.
+struct Plan<'a> {
+    blueprints: &'a [Blueprint],
+    description: Vec<u8>,
+    starts: Vec<usize>,
+    length: usize,
+}
+
+impl<'a> Plan<'a> {
+    fn new(gguf: &Gguf, blueprints: &'a [Blueprint]) -> Result<Self, serde_json::Error> {
+        // The description's length depends on the offsets in it, so it gets room for any.
+        let entries: usize = blueprints.iter().map(|blueprint| blueprint.name.len() + 160 + 8).sum();
+        let mut length = crate::ops::round_up(entries + PAGE, PAGE);
+        let starts: Vec<usize> = blueprints
+            .iter()
+            .map(|blueprint| {
+                let start = length;
+                length = crate::ops::round_up(start + blueprint.bytes(), PAGE);
+                start
+            })
+            .collect();
+        let header = Header {
+            layout: LAYOUT,
+            checkpoint: gguf.identity().to_string(),
+            matrices: blueprints
+                .iter()
+                .zip(&starts)
+                .map(|(blueprint, &at)| Entry {
+                    name: &blueprint.name,
+                    format: blueprint.format().name(),
+                    rows: blueprint.rows(),
+                    columns: blueprint.columns(),
+                    at,
+                })
+                .collect(),
+        };
+        let mut description = MAGIC.to_vec();
+        serde_json::to_writer(&mut description, &header)?;
+        Ok(Self { blueprints, description, starts, length })
+    }
+
+    /// The file at `path`, if all of it is as this plan says.
+    fn open(&self, path: &Path, progress: &mut dyn FnMut(f32)) -> Result<Arc<Mapping>, Unusable> {
+        if !path.exists() {
+            return Err(Unusable::Missing);
+        }
+        let map = Mapping::open(path).map_err(|_| Unusable::Other)?;
+        let bytes: &[u8] = map.as_ref();
+        let sums = bytes.strip_prefix(&self.description[..]).filter(|_| bytes.len() == self.length);
+        let sums = sums.ok_or(Unusable::Other)?;
+        let total = total_bytes(self.blueprints) as f32;
+        let mut done = 0;
+        for ((blueprint, &at), sum) in self.blueprints.iter().zip(&self.starts).zip(sums.chunks_exact(8)) {
+            let data = bytes.get(at..at + blueprint.bytes()).unwrap_or_default();
+            if xxh3_64(data).to_le_bytes() != *sum {
+                return Err(Unusable::Damaged(blueprint.name.clone()));
+            }
+            done += data.len();
+            progress(done as f32 / total);
+        }
+        Ok(Arc::new(map))
+    }
+
+    /// Writes the file: matrices first, then what makes it usable.
+    fn write(&self, gguf: &Gguf, file: &File, progress: &mut dyn FnMut(f32)) -> Result<(), PieceFault> {
+        use std::os::unix::fs::FileExt;
+        let total = total_bytes(self.blueprints) as f32;
+        let mut done = 0;
+        let mut first_bytes = self.description.clone();
+        for (blueprint, &start) in self.blueprints.iter().zip(&self.starts) {
+            let mut sum = Xxh3::new();
+            pieces(gguf, blueprint, |at, bytes| -> Result<(), PieceFault> {
+                sum.update(bytes);
+                file.write_all_at(bytes, (start + at) as u64).map_err(PieceFault::Io)?;
+                done += bytes.len();
+                progress(done as f32 / total);
+                Ok(())
+            })?;
+            first_bytes.extend_from_slice(&sum.digest().to_le_bytes());
+        }
+        file.set_len(self.length as u64).map_err(PieceFault::Io)?;
+        file.write_all_at(&first_bytes, 0).map_err(PieceFault::Io)?;
+        // The name must never stand for bytes that a power cut took.
+        file.sync_all().map_err(PieceFault::Io)
     }
 }
 
-fn usable(path: &Path, first_bytes: &[u8], length: usize) -> Option<Arc<Mapping>> {
-    let map = Mapping::open(path).ok()?;
-    let bytes: &[u8] = map.as_ref();
-    (bytes.len() == length && bytes.starts_with(first_bytes)).then(|| Arc::new(map))
-}
-
-/// Removes what daemons that were killed while repacking left behind.
-fn drop_leftovers(dir: &Path) {
+/// Removes what daemons that were killed while repacking left behind, and all but the files used last. `used` stays.
+fn drop_leftovers(dir: &Path, used: &Path) {
     const OLD: Duration = Duration::from_secs(3600);
+    let mut tiles = Vec::new();
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let age =
-            entry.metadata().and_then(|meta| meta.modified()).map(|at| at.elapsed().unwrap_or_default());
-        if entry.file_name().to_string_lossy().ends_with(PARTIAL) && age.is_ok_and(|age| age > OLD) {
+        let (path, name) = (entry.path(), entry.file_name());
+        let Ok(modified) = entry.metadata().and_then(|meta| meta.modified()) else { continue };
+        let name = name.to_string_lossy();
+        if name.ends_with(PARTIAL) && modified.elapsed().is_ok_and(|age| age > OLD) {
             // Whether it goes now or at the next start makes no difference.
-            let _ = fs::remove_file(entry.path());
+            let _ = fs::remove_file(path);
+        } else if name.ends_with(TILES) && path != used {
+            tiles.push((modified, path));
         }
+    }
+    tiles.sort_unstable();
+    // Another daemon that has mapped one keeps its bytes for as long as it needs them.
+    for (_, path) in tiles.iter().rev().skip(KEPT - 1) {
+        tracing::info!(path = %path.display(), "dropping repacked weights that were not used for long");
+        let _ = fs::remove_file(path);
     }
 }
 
@@ -239,28 +325,86 @@ impl From<QuantError> for PieceFault {
     }
 }
 
-fn write_tiles(
-    gguf: &Gguf,
-    blueprints: &[Blueprint],
-    starts: &[usize],
-    first_bytes: &[u8],
-    length: usize,
-    file: &File,
-    progress: &mut dyn FnMut(f32),
-) -> Result<(), PieceFault> {
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
     use std::os::unix::fs::FileExt;
-    file.write_all_at(first_bytes, 0).map_err(PieceFault::Io)?;
-    let total = total_bytes(blueprints) as f32;
-    let mut done = 0;
-    for (blueprint, &start) in blueprints.iter().zip(starts) {
-        pieces(gguf, blueprint, |at, bytes| -> Result<(), PieceFault> {
-            file.write_all_at(bytes, (start + at) as u64).map_err(PieceFault::Io)?;
-            done += bytes.len();
-            progress(done as f32 / total);
-            Ok(())
-        })?;
+
+    fn fixture() -> (Gguf, Vec<Blueprint>) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/causal-families/llama.gguf");
+        let gguf = Gguf::open(&path).unwrap();
+        let blueprints = ["blk.0.attn_q.weight", "blk.0.ffn_down.weight"]
+            .map(|name| {
+                let tensors = vec![gguf.tensor(name).unwrap().clone()];
+                Blueprint { name: name.to_owned(), tensors, alternating: false }
+            })
+            .to_vec();
+        (gguf, blueprints)
     }
-    file.set_len(length as u64).map_err(PieceFault::Io)?;
-    // The name must never stand for bytes that a power cut took.
-    file.sync_all().map_err(PieceFault::Io)
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(dir.join("weights"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// The file's number tells a file that was kept from one that was made again.
+    fn made(gguf: &Gguf, blueprints: &[Blueprint], dir: &Path) -> (u64, Arc<Mapping>) {
+        let Ok((map, _)) = tiles_file(gguf, blueprints, dir, &mut |_| {}) else { panic!("no tiles") };
+        (map.stamp().inode, map)
+    }
+
+    #[test]
+    fn damaged_files_are_made_again_and_sound_ones_kept() {
+        let (gguf, blueprints) = fixture();
+        let dir = tempfile::tempdir().unwrap();
+        let (first, sound) = made(&gguf, &blueprints, dir.path());
+        assert_eq!(made(&gguf, &blueprints, dir.path()).0, first);
+        let path = dir.path().join("weights").join(format!("{}.tiles", gguf.identity()));
+        let whole = fs::read(&path).unwrap();
+        let plan = Plan::new(&gguf, &blueprints).unwrap();
+        let [first_start, second_start] = plan.starts[..] else { panic!("two matrices") };
+        let last = second_start + blueprints[1].bytes() - 1;
+        for at in [0, 9, plan.description.len(), plan.description.len() + 15, first_start, last] {
+            let before = fs::metadata(&path).unwrap();
+            // In place, as a bad disk does it.
+            let file = File::options().write(true).open(&path).unwrap();
+            file.write_all_at(&[whole[at] ^ 1], at as u64).unwrap();
+            let (inode, map) = made(&gguf, &blueprints, dir.path());
+            assert_ne!(inode, std::os::unix::fs::MetadataExt::ino(&before), "byte {at}");
+            assert!((*map).as_ref() == whole, "byte {at}");
+        }
+        fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+        assert!((*made(&gguf, &blueprints, dir.path()).1).as_ref() == whole);
+        drop(sound);
+        assert_eq!(names(dir.path()).len(), 1, "nothing half-written stays");
+    }
+
+    #[test]
+    fn only_files_used_last_stay() {
+        let (gguf, blueprints) = fixture();
+        let dir = tempfile::tempdir().unwrap();
+        let weights = dir.path().join("weights");
+        fs::create_dir(&weights).unwrap();
+        let now = SystemTime::now();
+        for (name, hours) in [("a.tiles", 5), ("b.tiles", 1), ("c.tiles", 4), ("d.tiles", 2), ("e.tiles", 3)]
+        {
+            let file = File::create(weights.join(name)).unwrap();
+            file.set_modified(now - Duration::from_secs(3600 * hours)).unwrap();
+        }
+        for (name, hours) in [("old.partial", 2), ("new.partial", 0), ("other", 9)] {
+            let file = File::create(weights.join(name)).unwrap();
+            file.set_modified(now - Duration::from_secs(3600 * hours)).unwrap();
+        }
+        made(&gguf, &blueprints, dir.path());
+        let mut expected =
+            ["b.tiles", "d.tiles", "e.tiles", "new.partial", "other"].map(str::to_owned).to_vec();
+        expected.push(format!("{}.tiles", gguf.identity()));
+        expected.sort();
+        assert_eq!(names(dir.path()), expected);
+    }
 }
