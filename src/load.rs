@@ -1,4 +1,7 @@
-//! From a checkpoint on disk to a model on the device, ready for the engine.
+//! From a checkpoint on disk to a model on the device, ready for the engine. Beside the daemon this is the one place
+//! that knows all rooms: it tells the operator's board what it found.
+
+mod vocabulary;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,6 +19,8 @@ use crate::engine::{LoadProgress, Loaded, Model};
 use crate::model::{Causal, CausalConfig, LoadOptions};
 use crate::text::{ChatTemplate, Tokenizer};
 
+pub use vocabulary::vocabulary;
+
 /// Context of a request when the configuration names none and the model would allow more.
 const DEFAULT_CONTEXT: usize = 8192;
 /// Prompt tokens in one pass when the configuration does not say: enough rows to make a pass compute-bound, few enough
@@ -27,7 +32,7 @@ const DEFAULT_CHUNK: usize = 256;
 /// # Errors
 /// Vocabularies and templates that are broken or not supported, a template file that cannot be read.
 pub fn text_side(config: &Config, gguf: &Gguf) -> Result<(Tokenizer, Option<ChatTemplate>), BackendError> {
-    let tokenizer = Tokenizer::new(crate::model::vocabulary(gguf)?)?;
+    let tokenizer = Tokenizer::new(vocabulary(gguf)?)?;
     let source = match &config.model.chat_template {
         Some(path) => Some(std::fs::read_to_string(path).map_err(|error| {
             format!("cannot read the chat template {} (`model.chat_template`): {error}", path.display())
@@ -83,7 +88,20 @@ pub fn load(
 ) -> Result<Loaded, BackendError> {
     progress.report(0.0, "reading the checkpoint");
     let gguf = Arc::new(Gguf::open(path)?);
-    let device = open_device(&config.device)?;
+    let trained = CausalConfig::read(&gguf)?;
+    // The tokenizer takes host time only: a runtime can be loaded meanwhile. What is wrong with the text must show
+    // before anything is repacked.
+    let (text, device) = std::thread::scope(|scope| {
+        let text = scope.spawn(|| text_side(config, &gguf));
+        let device = open_device(&config.device);
+        (text.join(), device)
+    });
+    let (tokenizer, template) = match text {
+        Ok(text) => text?,
+        Err(panic) => std::panic::resume_unwind(panic),
+    };
+    check_vocabulary(path, tokenizer.vocab_size(), trained.vocabulary)?;
+    let device = device?;
     let info = device.info().clone();
     tracing::info!(device = %info, driver = info.driver_version, "opened");
     board.pin_device(protocol::Device {
@@ -95,7 +113,6 @@ pub fn load(
         compute_units: info.compute_units,
         memory_bytes: info.global_mem,
     });
-    let trained = CausalConfig::read(&gguf)?;
     let context = match config.model.context_length {
         Some(wanted) if wanted > trained.context => {
             board.warn(format!(
@@ -114,19 +131,10 @@ pub fn load(
         cache: config.device.kv_cache,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
     };
-    // The tokenizer takes host time only; the device is busy compiling and repacking meanwhile.
-    let (text, model) = std::thread::scope(|scope| {
-        let text = scope.spawn(|| text_side(config, &gguf));
-        let model = Causal::load(device, Arc::clone(&gguf), &options, &mut |share| {
-            progress.report(f64::from(share), "preparing kernels and weights");
-        });
-        (text.join(), model)
-    });
-    let (tokenizer, template) = match text {
-        Ok(text) => text?,
-        Err(panic) => std::panic::resume_unwind(panic),
-    };
-    let model = model?;
+    let model = Causal::load(device, Arc::clone(&gguf), &options, &mut |share| {
+        progress.report(f64::from(share), "preparing kernels and weights");
+    })?;
+    let backend = CausalBackend::new(model).with_vocabulary(tokenizer.vocab_size());
     let identity = gguf.identity().to_string();
     board.pin_model(protocol::Model {
         name: config.model.name(),
@@ -137,7 +145,7 @@ pub fn load(
         context_length: context,
     });
     Ok(Loaded {
-        backend: Box::new(Observed { backend: CausalBackend::new(model), board: Arc::clone(board) }),
+        backend: Box::new(Observed { backend, board: Arc::clone(board) }),
         model: Model {
             name: config.model.name(),
             identity,
@@ -147,6 +155,22 @@ pub fn load(
             template,
         },
     })
+}
+
+/// A tokenizer must not make ids that the model has no row for. Rows without a token are padding.
+fn check_vocabulary(path: &Path, tokens: usize, rows: usize) -> Result<(), BackendError> {
+    if tokens > rows {
+        return Err(format!(
+            "{}: the tokenizer has {tokens} tokens (tokenizer.ggml.tokens), the model has embeddings for {rows} \
+             (token_embd.weight): they belong to different models",
+            path.display()
+        )
+        .into());
+    }
+    if tokens < rows {
+        tracing::info!(tokens, rows, "rows past the tokenizer's last token are never generated");
+    }
+    Ok(())
 }
 
 /// The type of most weights.

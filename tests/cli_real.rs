@@ -298,6 +298,37 @@ fn a_damaged_tensor_is_named_and_numbers_that_are_none_end_nothing_but_the_call(
 }
 
 #[test]
+fn what_is_wrong_with_the_text_shows_before_weights_are_repacked() {
+    let place = Place::new();
+    let mut whole = std::fs::read(fixture("causal-families/llama.gguf")).unwrap();
+    // The fixture's one merge makes no token; without it the vocabulary is sound.
+    let merges = b"tokenizer.ggml.merges";
+    let at = whole.windows(merges.len()).position(|window| window == merges).unwrap();
+    whole[at..at + merges.len()].copy_from_slice(b"tokenizer.ggml.others");
+    let cache = place.path("cache");
+    let (socket, variables) = (place.path("admin.sock"), [("AXE_DEVICE_CACHE_DIR", text(&cache))]);
+    let refused = |model: &Path, more: &[&str], words: &[&str]| {
+        let mut all = vec!["serve", "-m", text(model), "--port", "0", "--admin-socket", text(&socket)];
+        all.extend_from_slice(more);
+        place.axed_with(&variables, &all).fails(1, words);
+        assert!(!cache.join("weights").exists(), "weights were repacked");
+    };
+    // A model with fewer rows than its tokenizer has tokens.
+    let mut bytes = whole.clone();
+    for name in [&b"llama.vocab_size"[..], b"output.weight", b"token_embd.weight"] {
+        let at = bytes.windows(name.len()).position(|window| window == name).unwrap() + name.len();
+        let number = bytes[at..].windows(4).position(|window| window == 512u32.to_le_bytes()).unwrap() + at;
+        bytes[number..number + 4].copy_from_slice(&496u32.to_le_bytes());
+    }
+    let model = place.write("short.gguf", &bytes);
+    refused(&model, &[], &["512 tokens", "496", "token_embd.weight", text(&model)]);
+    let template = place.write("broken.jinja", b"{% for %}");
+    let model = place.write("sound.gguf", &whole);
+    let config = place.write("daemon.toml", format!("[model]\nchat_template = {template:?}\n").as_bytes());
+    refused(&model, &["--config", text(&config)], &["template"]);
+}
+
+#[test]
 fn a_model_that_does_not_fit_is_refused_with_the_numbers() {
     let place = Place::new();
     let model = real_model("smollm2-135m-instruct-q4_1.gguf");

@@ -145,6 +145,19 @@ fn refused_prompts_leave_the_cache_alone() {
     assert_eq!((found, cached), (expected, 39));
 }
 
+#[test]
+fn rows_without_a_token_are_neither_taken_nor_generated() {
+    let path = fixture("causal-families/llama.gguf");
+    let (prompt, sampling) = (text(1, 40).iter().map(|id| id % 100).collect::<Vec<_>>(), warm(1));
+    let all = generate(&mut backend(&path), &prompt, &sampling, 30).0;
+    assert!(all.iter().any(|&id| id >= 100));
+    let mut few = backend(&path).with_vocabulary(100);
+    let found = generate(&mut few, &prompt, &sampling, 30).0;
+    assert!(found.iter().all(|&id| id < 100), "{found:?}");
+    let error = few.start(&[1, 100], &sampling).err().map(|error| error.to_string()).unwrap();
+    assert!(error.contains("100"), "{error}");
+}
+
 /// A copy of a model whose last norm is not a number, in a folder that lives as long as the first part.
 fn broken(path: &Path) -> (tempfile::TempDir, PathBuf) {
     let gguf = Gguf::open(path).unwrap();

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use axe::checkpoint::gguf::Gguf;
-use axe::model::vocabulary;
+use axe::load::vocabulary;
 use axe::text::{Assembler, Specials, Strings, Tokenizer, Vocabulary};
 use proptest::prelude::*;
 use serde::Deserialize;

@@ -5,7 +5,7 @@
 mod checkpoint_support;
 
 use axe::checkpoint::gguf::Gguf;
-use axe::model::vocabulary;
+use axe::load::vocabulary;
 use axe::text::{Specials, TokenKind, Tokenizer};
 use checkpoint_support::{ARRAY, BOOL, Bytes, I32, STRING, U32};
 

@@ -20,7 +20,7 @@ pub struct Options {
 
 /// Prints the text; special tokens print nothing.
 pub fn run(options: &Options) -> Result<()> {
-    let tokenizer = Tokenizer::new(axe::model::vocabulary(&Gguf::open(&options.model)?)?)?;
+    let tokenizer = Tokenizer::new(axe::load::vocabulary(&Gguf::open(&options.model)?)?)?;
     let size = tokenizer.vocab_size();
     for id in &options.ids {
         ensure!((*id as usize) < size, "token id {id} is outside the vocabulary of {size} tokens");

@@ -51,7 +51,7 @@ pub fn run(options: &Options) -> Result<()> {
     let gguf = Arc::new(Gguf::open(&options.model)?);
     let ids = match &options.text {
         Some(path) => {
-            let tokenizer = Tokenizer::new(axe::model::vocabulary(&gguf)?)?;
+            let tokenizer = Tokenizer::new(axe::load::vocabulary(&gguf)?)?;
             tokenizer.with_bos(tokenizer.encode(&super::read_text(path)?, Specials::Text))
         }
         None => options.ids.clone(),

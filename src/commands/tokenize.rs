@@ -29,7 +29,7 @@ pub struct Options {
 
 /// Prints ids separated by commas, as `axed logits --ids` and `axed detokenize` take them.
 pub fn run(options: &Options) -> Result<()> {
-    let tokenizer = Tokenizer::new(axe::model::vocabulary(&Gguf::open(&options.model)?)?)?;
+    let tokenizer = Tokenizer::new(axe::load::vocabulary(&Gguf::open(&options.model)?)?)?;
     let text = super::read_text(&options.text)?;
     let specials = if options.special { Specials::Parse } else { Specials::Text };
     let mut ids = tokenizer.encode(&text, specials);

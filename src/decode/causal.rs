@@ -9,6 +9,8 @@ use crate::model::{Causal, Logits, ModelError};
 /// changes no bit of what follows.
 pub struct CausalBackend {
     model: Causal,
+    /// Ids from here on are padding: neither taken nor generated.
+    vocabulary: usize,
     /// Tokens that have run and whose keys and values the cache holds, from position 0 on.
     cached: Vec<u32>,
 }
@@ -16,7 +18,13 @@ pub struct CausalBackend {
 impl CausalBackend {
     /// Generates with `model`.
     pub fn new(model: Causal) -> Self {
-        Self { model, cached: Vec::new() }
+        let vocabulary = model.config().vocabulary;
+        Self { model, vocabulary, cached: Vec::new() }
+    }
+
+    /// Keeps to ids below `tokens`: models may have more rows than their tokenizers have tokens.
+    pub fn with_vocabulary(self, tokens: usize) -> Self {
+        Self { vocabulary: self.vocabulary.min(tokens), ..self }
     }
 
     /// The model.
@@ -46,7 +54,7 @@ impl Backend for CausalBackend {
         prompt: &[u32],
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError> {
-        let (context, vocabulary) = (self.model.context(), self.model.config().vocabulary);
+        let (context, vocabulary) = (self.model.context(), self.vocabulary);
         if prompt.is_empty() {
             return Err("the prompt has no tokens".into());
         }
@@ -108,8 +116,9 @@ impl CausalGeneration<'_> {
             return Ok(Step::Prefill { done: end, total });
         }
         let end = start + usize::from(self.last.is_some());
-        let sampler = &mut self.sampler;
-        let mut choose = |model: &Causal| model.with_logits(0, |logits| sampler.choose(logits, end));
+        let (sampler, vocabulary) = (&mut self.sampler, self.backend.vocabulary);
+        let mut choose =
+            |model: &Causal| model.with_logits(0, |logits| sampler.choose(&logits[..vocabulary], end));
         let token = match self.last {
             Some(token) => self.backend.forward(&[token], start, Logits::Last, choose)??,
             None => choose(&self.backend.model)??,

@@ -6,10 +6,8 @@ mod error;
 mod keys;
 mod pass;
 mod repack;
-mod vocabulary;
 mod weights;
 
 pub use causal::{Causal, LoadOptions, Logits, MemoryPlan};
 pub use config::{CausalConfig, Family, Rope};
 pub use error::ModelError;
-pub use vocabulary::vocabulary;

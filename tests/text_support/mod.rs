@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use axe::checkpoint::gguf::Gguf;
-use axe::model::vocabulary;
+use axe::load::vocabulary;
 use axe::text::Tokenizer;
 use serde::Deserialize;
 
