@@ -175,7 +175,7 @@ async fn after_the_grace_requests_are_cancelled_and_the_exit_is_still_0() {
     let start = Instant::now();
     daemon.signal(Signal::SIGTERM);
     let stream = running.text().await.unwrap();
-    assert!(stream.contains("\"code\":\"cancelled\"") && !stream.contains("[DONE]"), "{stream}");
+    assert!(stream.contains("\"code\":\"shutting_down\"") && !stream.contains("[DONE]"), "{stream}");
     let (status, log) = daemon.end();
     assert_eq!(status, 0, "{log}");
     assert!(start.elapsed() >= Duration::from_millis(300) && start.elapsed() < Duration::from_secs(10));

@@ -9,7 +9,7 @@ use super::handle::{EngineHandle, Shared};
 use super::model::{LoadProgress, Loaded, Stopped};
 use super::run::run;
 use super::status::State;
-use super::{FinishReason, Stats, Usage};
+use super::{Cause, FinishReason, Stats, Usage};
 use crate::decode::BackendError;
 
 /// How the engine works.
@@ -68,7 +68,7 @@ fn live(shared: &Arc<Shared>, load: impl FnOnce(&LoadProgress) -> Result<Loaded,
         None => Ok(()),
     });
     let (state, reason) = match ended {
-        Ok(()) => (State::Stopped, FinishReason::Cancelled),
+        Ok(()) => (State::Stopped, FinishReason::Cancelled(Cause::Shutdown)),
         Err(error) => {
             tracing::error!(error, "the engine has failed");
             (State::Failed { error: error.clone() }, FinishReason::Error(error))

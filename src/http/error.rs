@@ -68,6 +68,11 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
     }
 
+    /// 504: it took too long.
+    pub(super) fn timeout(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", message)
+    }
+
     pub(super) fn code(mut self, code: &'static str) -> Self {
         self.0.code = Some(code);
         self

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::generation::Generation;
 use super::{App, fingerprint, hex, random, sse, unix_time};
-use crate::engine::{Event, Events, FinishReason, Model, Request, Stats, Usage};
+use crate::engine::{Cause, Event, Events, FinishReason, Model, Request, Stats, Usage};
 
 /// Which of the two APIs is spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,9 +108,17 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
     match reason {
         FinishReason::Stop => Ok("stop"),
         FinishReason::Length => Ok("length"),
-        FinishReason::Cancelled => {
+        FinishReason::Cancelled(Cause::Operator | Cause::Listener) => {
             Err(ApiError::unavailable("the request was cancelled by the operator").code("cancelled"))
         }
+        FinishReason::Cancelled(Cause::Shutdown) => {
+            Err(ApiError::unavailable("the server shut down before the reply was complete").code("shutting_down"))
+        }
+        FinishReason::Cancelled(Cause::Deadline) => Err(ApiError::timeout(
+            "the time for a request (`server.request_timeout_s`) was over before its first token; try again when the \
+             server is less busy",
+        )
+        .code("request_timeout")),
         FinishReason::Error(message) => Err(ApiError::internal(message).code("generation_failed")),
     }
 }
