@@ -41,7 +41,7 @@ pub enum DaemonError {
         source: io::Error,
     },
     /// The admin socket cannot be bound.
-    #[error("cannot open the admin socket (`admin.socket`)")]
+    #[error(transparent)]
     Admin(#[from] BindError),
     /// The folder of the admin socket cannot be made.
     #[error("cannot make the folder {} of the admin socket (`admin.socket`)", path.display())]
@@ -52,7 +52,7 @@ pub enum DaemonError {
         source: io::Error,
     },
     /// The group of the admin socket is not known.
-    #[error("key `admin.group`")]
+    #[error(transparent)]
     Policy(#[from] PolicyError),
     /// The system gives no threads, signals or the like.
     #[error("cannot {what}")]
@@ -90,7 +90,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// device and model to the operator's board.
 ///
 /// Threads may be left behind that still use OpenCL: end the process with
-/// [`leave`](crate::device::runtime::leave) afterwards.
+/// [`leave`](crate::device::process::leave) afterwards.
 ///
 /// # Errors
 /// Everything in [`DaemonError`]; an end by signal or drain is none.

@@ -94,7 +94,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command.unwrap_or(Command::Serve(cli.serve)) {
         Command::Serve(settings) => {
             let failed = serve(settings).inspect_err(|error| eprintln!("axed: {}", chain(error))).is_err();
-            axe::device::runtime::leave(u8::from(failed))
+            axe::device::process::leave(u8::from(failed))
         }
         Command::Logits(options) => commands::logits::run(&options),
         Command::Tokenize(options) => commands::tokenize::run(&options),

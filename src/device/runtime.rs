@@ -7,7 +7,6 @@ use std::env;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -123,16 +122,6 @@ fn change_environment(changes: &[(&str, OsString)]) -> Result<(), DeviceError> {
         unsafe { env::set_var(name, value) };
     }
     Ok(())
-}
-
-/// Ends the process at once, without the exit handlers of libraries: those of OpenCL runtimes crash or hang while
-/// another thread still compiles kernels.
-#[allow(unsafe_code)]
-pub fn leave(code: u8) -> ! {
-    // The only buffer of ours; a closed standard output is no reason to stay.
-    let _flushed = std::io::stdout().flush();
-    // SAFETY: takes a number, touches no memory of ours and does not return.
-    unsafe { nix::libc::_exit(i32::from(code)) }
 }
 
 /// The vendor folder the loader reads.

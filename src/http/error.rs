@@ -150,7 +150,14 @@ impl From<SubmitError> for ApiError {
 
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
-        // The vocabulary was accepted at load, so what is left concerns the messages and the model's template.
-        Self::field("messages", error.to_string())
+        // The vocabulary was accepted at load, so what is left concerns the messages and the model's template, which may
+        // repeat what the messages say.
+        const MOST: usize = 1000;
+        let mut message = error.to_string();
+        if let Some((end, _)) = message.char_indices().nth(MOST) {
+            message.truncate(end);
+            message.push('…');
+        }
+        Self::field("messages", message)
     }
 }

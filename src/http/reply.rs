@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::generation::Generation;
 use super::{App, fingerprint, hex, random, sse, unix_time};
-use crate::engine::{Cause, Event, Events, FinishReason, Model, Request, Stats, Usage};
+use crate::engine::{Cause, Event, Events, FinishReason, Model, Request, Stats, SubmitError, Usage};
 
 /// Which of the two APIs is spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +18,16 @@ pub(super) enum Dialect {
     Chat,
     /// `/v1/completions`
     Text,
+}
+
+impl Dialect {
+    /// The field that holds what is continued.
+    fn prompt(self) -> &'static str {
+        match self {
+            Self::Chat => "messages",
+            Self::Text => "prompt",
+        }
+    }
 }
 
 /// What all parts of one answer have in common.
@@ -133,7 +143,13 @@ pub(super) async fn answer(
 ) -> Result<Response, ApiError> {
     let Generation { sampling, stop, stream, include_usage } = generation;
     let head = Head::new(dialect, app, model, sampling.seed)?;
-    let job = app.engine.submit(Request { id: head.id.clone(), prompt, sampling, stop })?;
+    let request = Request { id: head.id.clone(), prompt, sampling, stop };
+    let job = app.engine.submit(request).map_err(|error| match error {
+        SubmitError::EmptyPrompt | SubmitError::ContextTooLong { .. } => {
+            ApiError::from(error).param(dialect.prompt())
+        }
+        error => error.into(),
+    })?;
     if stream {
         return Ok(sse::respond(head, job.events, include_usage, app.server.ping_interval));
     }
