@@ -15,6 +15,9 @@ use super::turn::Turn;
 /// So many times the limit is read of bodies that are too large.
 const DISCARDED: usize = 8;
 
+/// Most values of a body: each takes far more memory than it has bytes.
+const MOST_VALUES: usize = 1 << 20;
+
 /// Reads a body that must be one JSON object, within the configured size and time. What is made of it is to be dropped
 /// before the turn.
 pub(super) async fn json_object(request: Request, app: &App) -> Result<(Turn, Map<String, Value>), ApiError> {
@@ -108,8 +111,29 @@ fn too_large(limit: usize) -> ApiError {
     .header(header::CONNECTION, HeaderValue::from_static("close"))
 }
 
+/// About how many values a JSON text holds; each but the first follows a comma or an opening bracket.
+fn count_values(json: &[u8]) -> usize {
+    let (mut values, mut in_string, mut escaped) = (1, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b',' | b'[' | b'{' if !in_string => values += 1,
+            _ => {}
+        }
+    }
+    values
+}
+
 fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
     let bad = |message: String| ApiError::refused(StatusCode::BAD_REQUEST, message);
+    let values = count_values(bytes);
+    if values > MOST_VALUES {
+        return Err(bad(format!(
+            "the request's body holds about {values} JSON values, expected at most {MOST_VALUES}"
+        )));
+    }
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => Err(bad(format!(
@@ -117,5 +141,22 @@ fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
             super::fields::kind(&other)
         ))),
         Err(error) => Err(bad(format!("the request's body is not valid JSON: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_counted_outside_of_strings() {
+        for (json, values) in [("{}", 2), ("[1,2,3]", 4), (r#"{"a\",[{": [1,"x,y"]}"#, 4), ("\"[[\\\\\"", 1)]
+        {
+            assert_eq!(count_values(json.as_bytes()), values, "{json}");
+        }
+        let many = format!("{{\"prompt\": [{}1]}}", "1,".repeat(MOST_VALUES));
+        assert!(parse(many.as_bytes()).is_err());
+        let commas = format!("{{\"prompt\": \"{}\"}}", ",".repeat(2 * MOST_VALUES));
+        assert!(parse(commas.as_bytes()).is_ok());
     }
 }

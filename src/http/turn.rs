@@ -1,7 +1,9 @@
 //! Large bodies take turns: parsed, a body can take many times its size.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::device::process::release_freed_memory;
@@ -12,11 +14,14 @@ const LARGE: usize = 256 << 10;
 /// Large requests that are read and encoded at one time.
 const AT_ONE_TIME: usize = 2;
 
+/// Time after which what a turn has made is submitted or refused, and freed.
+const SETTLED: Duration = Duration::from_millis(500);
+
 /// The turns of one server.
 pub(super) struct Turns(Arc<Semaphore>);
 
-/// A large request's turn, from parsing to the encoded prompt. Its end gives the memory back to the system; drop it after
-/// everything that was made in it.
+/// A large request's turn, from parsing to the encoded prompt. Soon after its end the memory goes back to the system;
+/// drop it after what was made in it.
 pub(super) struct Turn(Option<OwnedSemaphorePermit>);
 
 impl Turns {
@@ -43,8 +48,14 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if self.is_large() {
-            release_freed_memory();
+        // Without a runtime the process is about to end.
+        if self.is_large()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(async {
+                tokio::time::sleep(SETTLED).await;
+                tokio::task::spawn_blocking(release_freed_memory);
+            });
         }
     }
 }
