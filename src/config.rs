@@ -60,6 +60,16 @@ pub enum ConfigError {
         /// What it should be.
         expected: String,
     },
+    /// Two variables for one setting differ.
+    #[error("environment variables {short} and {full} both set `{key}`, and differ: unset one of them")]
+    Contradiction {
+        /// The short variable.
+        short: String,
+        /// The one named after the key.
+        full: String,
+        /// The dotted key.
+        key: &'static str,
+    },
     /// The key file cannot be used.
     #[error("key `server.api_key_file`: cannot use {}: {reason}", path.display())]
     KeyFile {
@@ -342,7 +352,13 @@ fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
         served_name: s.text("model.served_name")?,
         aliases: s.any("model.aliases", Vec::new())?,
         chat_template: s.path("model.chat_template")?,
-        context_length: nonzero(s.integer("model.context_length", 0, 0, MOST_TOKENS)?),
+        // One position for the prompt and one for the output are the least.
+        context_length: nonzero(s.checked(
+            "model.context_length",
+            0,
+            &format!("0 (the model decides) or an integer from 2 to {MOST_TOKENS}"),
+            |n| *n == 0 || (2..=MOST_TOKENS).contains(n),
+        )?),
     })
 }
 
@@ -609,6 +625,35 @@ mod tests {
         assert!(!shown.contains("alpha-key") && !shown.contains("beta-key"), "{shown}");
         std::fs::write(&keys, "\n").unwrap();
         assert!(read(&toml, &[], vec![]).unwrap_err().ends_with("it holds no key; write one key a line"));
+    }
+
+    #[test]
+    fn two_variables_for_one_setting_must_agree() {
+        for (short, full) in [
+            ("AXE_MODEL", "AXE_MODEL_PATH"),
+            ("AXE_SERVED_NAME", "AXE_MODEL_SERVED_NAME"),
+            ("AXE_HOST", "AXE_SERVER_HOST"),
+            ("AXE_PORT", "AXE_SERVER_PORT"),
+            ("AXE_API_KEY", "AXE_SERVER_API_KEY"),
+        ] {
+            let error = read("", &[(short, "127.0.0.1"), (full, "127.0.0.2")], vec![]).unwrap_err();
+            assert!(error.contains(short) && error.contains(full), "{error}");
+            assert!(!error.contains("127.0"), "it may be a secret: {error}");
+        }
+        let same = [("AXE_PORT", "9"), ("AXE_SERVER_PORT", "9")];
+        assert_eq!(read("", &same, vec![]).unwrap().server.port, 9);
+        let unset = [("AXE_PORT", ""), ("AXE_SERVER_PORT", "9")];
+        assert_eq!(read("", &unset, vec![]).unwrap().server.port, 9);
+        let flag = Override { flag: "--port", key: "server.port", value: "7".to_owned() };
+        let differ = [("AXE_PORT", "8"), ("AXE_SERVER_PORT", "9")];
+        assert_eq!(read("", &differ, vec![flag]).unwrap().server.port, 7);
+    }
+
+    #[test]
+    fn a_context_has_room_for_prompt_and_output() {
+        assert!(read("[model]\ncontext_length = 1", &[], vec![]).unwrap_err().contains("from 2 to"));
+        assert_eq!(read("[model]\ncontext_length = 2", &[], vec![]).unwrap().model.context_length, Some(2));
+        assert_eq!(read("[model]\ncontext_length = 0", &[], vec![]).unwrap().model.context_length, None);
     }
 
     #[test]

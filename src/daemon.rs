@@ -41,7 +41,7 @@ pub enum DaemonError {
         source: io::Error,
     },
     /// The admin socket cannot be bound.
-    #[error("cannot open the admin socket (`admin.socket`)")]
+    #[error(transparent)]
     Admin(#[from] BindError),
     /// The folder of the admin socket cannot be made.
     #[error("cannot make the folder {} of the admin socket (`admin.socket`)", path.display())]
@@ -52,7 +52,7 @@ pub enum DaemonError {
         source: io::Error,
     },
     /// The group of the admin socket is not known.
-    #[error("key `admin.group`")]
+    #[error(transparent)]
     Policy(#[from] PolicyError),
     /// The system gives no threads, signals or the like.
     #[error("cannot {what}")]
@@ -82,11 +82,15 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// Time connections get to take the last bytes of their answers once the engine has ended.
+/// Time connections get to take the last bytes of their answers once the engine has ended, and time a step of loading
+/// gets to end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Runs the daemon until it is told to end. `load` runs on the engine's thread; it also pins what it finds out about
 /// device and model to the operator's board.
+///
+/// Threads may be left behind that still use OpenCL: end the process with
+/// [`leave`](crate::device::process::leave) afterwards.
 ///
 /// # Errors
 /// Everything in [`DaemonError`]; an end by signal or drain is none.
@@ -200,7 +204,7 @@ impl Signals {
 enum Ended {
     /// Its thread has ended or is about to.
     Joinable,
-    /// Its thread is busy loading and will be left behind.
+    /// Its thread is busy with a step of loading and will be left behind.
     Loading,
 }
 
@@ -232,9 +236,13 @@ async fn attend(handle: &EngineHandle, signals: &mut Signals, grace: Duration) -
         return Ok(Ended::Joinable);
     }
     if status.model.is_none() {
-        // Nobody waits for an answer, and loading cannot be interrupted.
+        // Nobody waits for an answer. Loading ends at its next report, but a step between two, such as compiling
+        // kernels, cannot be interrupted.
         handle.shutdown();
-        return Ok(Ended::Loading);
+        return Ok(match tokio::time::timeout(FAREWELL, handle.over()).await {
+            Ok(_state) => Ended::Joinable,
+            Err(_busy) => Ended::Loading,
+        });
     }
     let left = status.queue.depth + usize::from(status.running.is_some());
     tracing::info!(requests = left, grace_s = grace.as_secs_f64(), "draining: taking nothing new");

@@ -92,7 +92,10 @@ fn main() -> ExitCode {
     // clap itself answers wrong usage, with exit status 2.
     let cli = Cli::parse();
     let outcome = match cli.command.unwrap_or(Command::Serve(cli.serve)) {
-        Command::Serve(settings) => serve(settings),
+        Command::Serve(settings) => {
+            let failed = serve(settings).inspect_err(|error| eprintln!("axed: {}", chain(error))).is_err();
+            axe::device::process::leave(u8::from(failed))
+        }
         Command::Logits(options) => commands::logits::run(&options),
         Command::Tokenize(options) => commands::tokenize::run(&options),
         Command::Detokenize(options) => commands::detokenize::run(&options),

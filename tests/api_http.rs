@@ -213,6 +213,9 @@ async fn large_bodies_are_413_whether_declared_or_chunked() {
     let response = post().body(padded(16 << 10)).send().await.unwrap();
     assert_eq!(response.status(), 413);
     assert!(response.text().await.unwrap().contains("max_body_kib"));
+    // A client that has not sent all of a far too large body hears why, too.
+    let response = post().body(padded(7 * (16 << 10))).send().await.unwrap();
+    assert_eq!(response.status(), 413);
     let chunked = |text: String| {
         let parts: Vec<Result<Vec<u8>, std::io::Error>> =
             text.as_bytes().chunks(1000).map(|c| Ok(c.to_vec())).collect();

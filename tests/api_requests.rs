@@ -137,6 +137,8 @@ async fn values_out_of_range_and_of_wrong_types_are_named() {
         ("max_tokens", json!(0)),
         ("max_tokens", json!(-5)),
         ("max_tokens", json!(1e15)),
+        ("max_tokens", json!(1_048_577)),
+        ("max_completion_tokens", json!(1 << 30)),
         ("max_tokens", json!("many")),
         ("max_tokens", json!(2.5)),
         ("max_completion_tokens", json!(0)),
@@ -179,6 +181,9 @@ async fn what_is_not_supported_is_refused_by_name_unless_it_asks_for_nothing() {
         ("response_format", json!({"type": "json_object"}), json!({"type": "text"})),
         ("logprobs", json!(true), json!(false)),
         ("top_logprobs", json!(5), json!(0)),
+        ("echo", json!(true), json!(false)),
+        ("suffix", json!("x"), json!("")),
+        ("best_of", json!(2), json!(1)),
         ("logit_bias", json!({"50": 1}), json!({})),
         ("modalities", json!(["text", "audio"]), json!(["text"])),
         ("audio", json!({"voice": "x"}), json!(null)),
@@ -187,12 +192,13 @@ async fn what_is_not_supported_is_refused_by_name_unless_it_asks_for_nothing() {
         ("web_search_options", json!({}), json!(null)),
     ];
     for (field, refused, accepted) in cases {
-        let mut body = chat(json!({}));
-        body[field] = refused;
-        let error = server.refusal(CHAT, &body, 400).await;
-        assert_eq!((&error["param"], &error["code"]), (&json!(field), &json!("unsupported_parameter")));
-        body[field] = accepted;
-        server.ask(CHAT, &body).await;
+        for (path, mut body) in [(CHAT, chat(json!({}))), (TEXT, json!({"prompt": "a"}))] {
+            body[field] = refused.clone();
+            let error = server.refusal(path, &body, 400).await;
+            assert_eq!((&error["param"], &error["code"]), (&json!(field), &json!("unsupported_parameter")));
+            body[field] = accepted.clone();
+            server.ask(path, &body).await;
+        }
     }
 }
 
@@ -239,12 +245,16 @@ async fn a_prompt_that_fills_the_context_is_refused_with_the_numbers() {
         let mut body = long.clone();
         body["stream"] = stream.into();
         let error = server.refusal(CHAT, &body, 400).await;
-        assert_eq!(error["code"], "context_length_exceeded");
+        assert_eq!(
+            (&error["code"], &error["param"]),
+            (&json!("context_length_exceeded"), &json!("messages"))
+        );
         assert_eq!(error["n_ctx"], CONTEXT);
         assert_eq!(error["n_prompt_tokens"], 5000 + "[user]\n[assistant]".len() + 1);
     }
     let error = server.refusal(TEXT, &json!({"prompt": vec![5; CONTEXT]}), 400).await;
     assert_eq!((&error["n_prompt_tokens"], &error["n_ctx"]), (&json!(CONTEXT), &json!(CONTEXT)));
+    assert_eq!(error["param"], "prompt");
 }
 
 #[tokio::test]
@@ -339,8 +349,7 @@ async fn wrong_text_prompts_are_named() {
     ];
     for (prompt, param) in cases {
         let error = server.refusal(TEXT, &json!({"prompt": prompt}), 400).await;
-        let none = prompt == json!([]);
-        assert_eq!(error["param"], if none { json!(null) } else { json!(param) }, "{prompt}: {error}");
+        assert_eq!(error["param"], param, "{prompt}: {error}");
     }
     for (field, refused, accepted) in [
         ("echo", json!(true), json!(false)),
@@ -435,4 +444,78 @@ async fn a_cancelled_request_and_a_draining_server_are_503() {
     server.stage.engine.drain();
     let error = server.refusal(CHAT, &chat(json!({})), 503).await;
     assert_eq!(error["code"], "shutting_down");
+}
+
+#[tokio::test]
+async fn a_request_whose_time_is_over_is_504_and_one_cut_by_the_end_is_503() {
+    let script = Script::endless().gated();
+    let server = Server::configured(script, "[server]\nrequest_timeout_s = 0.2").await;
+    let post = || {
+        let (client, url) = (server.client.clone(), server.url(CHAT));
+        tokio::spawn(async move { client.post(url).json(&chat(json!({}))).send().await.unwrap() })
+    };
+    let (one, other) = (post(), post());
+    eventually("both accepted", || {
+        let status = server.stage.engine.status();
+        status.running.is_some() && status.queue.depth == 1
+    })
+    .await;
+    tokio::time::sleep(std::time::Duration::from_millis(250)).await;
+    server.stage.script.permit(1);
+    for asked in [one, other] {
+        let response = asked.await.unwrap();
+        assert_eq!(response.status(), 504);
+        assert_eq!(response.json::<Value>().await.unwrap()["error"]["code"], "request_timeout");
+    }
+
+    let server = Server::start(Script::endless().gated()).await;
+    let (client, url) = (server.client.clone(), server.url(CHAT));
+    let asked = tokio::spawn(async move { client.post(url).json(&chat(json!({}))).send().await.unwrap() });
+    eventually("the start", || server.stage.engine.status().running.is_some()).await;
+    server.stage.engine.shutdown();
+    server.stage.script.permit(1);
+    let response = asked.await.unwrap();
+    assert_eq!(response.status(), 503);
+    assert_eq!(response.json::<Value>().await.unwrap()["error"]["code"], "shutting_down");
+}
+
+#[tokio::test]
+async fn what_a_request_says_is_repeated_in_errors_only_in_part() {
+    let server = Server::start(Script::saying("x")).await;
+    let long = "m".repeat(1 << 20);
+    let role = json!([{"role": long, "content": "x"}]);
+    let part = json!([{"role": "user", "content": [{"type": long}]}]);
+    for (body, status) in [
+        (chat(json!({"model": long})), 404),
+        (chat(json!({"messages": role})), 400),
+        (chat(json!({"messages": part})), 400),
+        (chat(json!({"reasoning_effort": long})), 400),
+        (chat(json!({"temperature": long})), 400),
+    ] {
+        let error = server.refusal(CHAT, &body, status).await;
+        assert!(error["message"].as_str().unwrap().len() < 500, "{status}");
+    }
+    let response = server.get(&format!("/{}", "p".repeat(10_000))).await;
+    assert!(response.text().await.unwrap().len() < 500);
+}
+
+#[tokio::test]
+async fn a_path_that_is_no_text_gets_an_error_like_all_others() {
+    let server = Server::start(Script::saying("x")).await;
+    let response = server.get("/v1/models/%ff%00").await;
+    assert_eq!(response.status(), 400);
+    let error: Value = response.json().await.unwrap();
+    assert_eq!(error["error"]["type"], "invalid_request_error");
+}
+
+#[tokio::test]
+async fn large_bodies_take_turns_and_are_answered() {
+    let server = Server::start(Script::saying("x")).await;
+    let large = chat(json!({"user": "u".repeat(1 << 20)}));
+    let asked = (0..8).map(|_| server.ask(CHAT, &large));
+    assert_eq!(futures::future::join_all(asked).await.len(), 8);
+    let many = chat(json!({"messages": [{"role": "user", "content": vec![""; 500_000]}]}));
+    for _ in 0..4 {
+        assert_eq!(server.refusal(CHAT, &many, 400).await["param"], "messages[0].content");
+    }
 }

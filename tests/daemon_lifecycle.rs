@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod stage;
+mod support;
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -174,7 +175,7 @@ async fn after_the_grace_requests_are_cancelled_and_the_exit_is_still_0() {
     let start = Instant::now();
     daemon.signal(Signal::SIGTERM);
     let stream = running.text().await.unwrap();
-    assert!(stream.contains("\"code\":\"cancelled\"") && !stream.contains("[DONE]"), "{stream}");
+    assert!(stream.contains("\"code\":\"shutting_down\"") && !stream.contains("[DONE]"), "{stream}");
     let (status, log) = daemon.end();
     assert_eq!(status, 0, "{log}");
     assert!(start.elapsed() >= Duration::from_millis(300) && start.elapsed() < Duration::from_secs(10));
@@ -204,6 +205,49 @@ async fn a_drain_by_the_operator_ends_the_daemon() {
     assert!(line.starts_with("HTTP/1.1 200"), "{line}");
     let (status, log) = daemon.end();
     assert_eq!(status, 0, "{log}");
+}
+
+#[test]
+fn a_signal_while_the_model_loads_ends_the_daemon_in_good_order() {
+    for cached in [false, true] {
+        let cache = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        for delay in [60, 100, 150, 250, 400, 600, 800, 1200, 1800, 2200] {
+            let cache = if cached { support::cache_dir() } else { cache.path().join(delay.to_string()) };
+            let socket = folder.path().join("admin.sock");
+            let mut child = Command::new(env!("CARGO_BIN_EXE_axed"))
+                .arg("--model")
+                .arg(support::real_model("smollm2-135m-instruct-q4_1.gguf"))
+                .args(["--port", "0", "--admin-socket"])
+                .arg(&socket)
+                .env("AXE_DEVICE_CACHE_DIR", &cache)
+                .current_dir(folder.path())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            let started = Instant::now();
+            // Before it listens for signals, the system ends it.
+            while !socket.exists() {
+                assert!(started.elapsed() < PATIENCE, "no socket");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(delay).saturating_sub(started.elapsed()));
+            kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
+            let told = Instant::now();
+            let status = loop {
+                match child.try_wait().unwrap() {
+                    Some(status) => break status,
+                    None if told.elapsed() > Duration::from_secs(5) => {
+                        child.kill().unwrap();
+                        panic!("{delay} ms: does not end");
+                    }
+                    None => std::thread::sleep(Duration::from_millis(5)),
+                }
+            };
+            assert_eq!(status.code(), Some(0), "{delay} ms, cached {cached}: {status}");
+            assert!(!socket.exists(), "{delay} ms: the admin socket was left behind");
+        }
+    }
 }
 
 /// Runs `axed` in an empty folder until it ends by itself.

@@ -6,7 +6,7 @@ mod stage;
 use std::time::{Duration, Instant};
 
 use axe::decode::{Sampling, Step};
-use axe::engine::{Engine, Event, FinishReason, Options, Outcomes, Request, State, Stop, SubmitError};
+use axe::engine::{Cause, Engine, Event, FinishReason, Options, Outcomes, Request, State, Stop, SubmitError};
 use stage::{CONTEXT, EOS, Outcome, Script, Stage, Trouble, bytes, eventually, listen, loaded, say};
 
 fn request(prompt: &str) -> Request {
@@ -187,8 +187,7 @@ async fn a_deadline_before_the_first_token_is_an_error() {
     let stage = Stage::ready(Script::endless(), 4);
     let mut late = request("go");
     late.stop.deadline = Some(Instant::now());
-    let FinishReason::Error(error) = run(&stage, late).await.reason else { panic!("no error") };
-    assert!(error.contains("request_timeout_s"), "{error}");
+    assert_eq!(run(&stage, late).await.reason, FinishReason::Cancelled(Cause::Deadline));
     assert_eq!(stage.script.steps_done(), 0);
 }
 
@@ -239,11 +238,37 @@ async fn the_operator_cancels_waiting_and_running_jobs_and_their_listeners_hear_
     eventually("the start", || stage.engine.status().running.is_some()).await;
     assert!(stage.engine.cancel("wait"));
     let outcome = listen(waiting.events).await;
-    assert_eq!((outcome.reason, outcome.usage.prompt_tokens), (FinishReason::Cancelled, 4));
+    assert_eq!(outcome.reason, FinishReason::Cancelled(Cause::Operator));
+    assert_eq!(outcome.usage.prompt_tokens, 4);
     assert!(stage.engine.cancel("run"));
     stage.script.permit(1);
-    assert_eq!(listen(running.events).await.reason, FinishReason::Cancelled);
+    assert_eq!(listen(running.events).await.reason, FinishReason::Cancelled(Cause::Operator));
     assert!(!stage.engine.cancel("run") && !stage.engine.cancel("nobody"));
+}
+
+#[tokio::test]
+async fn an_idle_engine_takes_one_job_to_run_and_as_many_as_may_wait() {
+    for _ in 0..100 {
+        let stage = Stage::ready(Script::endless().gated(), 1);
+        let _jobs = ["run", "wait"].map(|p| stage.engine.submit(request(p)).unwrap());
+        let refused = stage.engine.submit(request("more")).err();
+        assert!(matches!(refused, Some(SubmitError::QueueFull { capacity: 1, .. })), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_waiting_jobs_time_runs_out_while_another_runs() {
+    let stage = Stage::ready(Script::endless().pace(Duration::from_millis(2)), 4);
+    let running = stage.engine.submit(request("run")).unwrap();
+    let mut late = request("late");
+    late.stop.deadline = Some(Instant::now() + Duration::from_millis(50));
+    let outcome = listen(stage.engine.submit(late).unwrap().events).await;
+    assert_eq!(outcome.reason, FinishReason::Cancelled(Cause::Deadline));
+    let status = stage.engine.status();
+    assert_eq!(status.running.map(|job| job.id), Some("run".to_owned()));
+    assert_eq!((status.queue.depth, status.counters.requests.error), (0, 1));
+    assert!(stage.script.started.lock().unwrap().len() == 1, "it must not have reached the model");
+    drop(running);
 }
 
 #[tokio::test]
@@ -268,7 +293,7 @@ async fn a_shutdown_cancels_everything() {
     stage.engine.shutdown();
     stage.script.permit(1);
     for job in jobs {
-        assert_eq!(listen(job.events).await.reason, FinishReason::Cancelled);
+        assert_eq!(listen(job.events).await.reason, FinishReason::Cancelled(Cause::Shutdown));
     }
     assert_eq!(stage.engine.over().await, State::Stopped);
 }

@@ -185,21 +185,28 @@ impl Sources {
         Ok(Self { file: file.map(Path::to_owned), entries, env, flags, known: Vec::new() })
     }
 
-    fn find(&mut self, key: &'static str) -> Option<(Origin, Found)> {
+    fn find(&mut self, key: &'static str) -> Result<Option<(Origin, Found)>, ConfigError> {
         self.known.push(key);
         if let Some(flag) = self.flags.iter().find(|o| o.key == key) {
-            return Some((Origin::Flag(flag.flag), Found::Text(flag.value.clone())));
+            return Ok(Some((Origin::Flag(flag.flag), Found::Text(flag.value.clone()))));
         }
         let short = SHORT_ENV.iter().find(|(k, _)| *k == key).map(|(_, name)| (*name).to_owned());
         let full = format!("AXE_{}", key.replace('.', "_").to_uppercase());
-        for name in short.into_iter().chain([full]) {
-            // An empty variable means unset, as scripts pass on variables they did not get themselves.
-            if let Some(text) = self.env.get(&name).filter(|text| !text.is_empty()) {
-                return Some((Origin::Env(name), Found::Text(text.clone())));
-            }
+        // An empty variable means unset, as scripts pass on variables they did not get themselves.
+        let set = short.into_iter().chain([full]).filter_map(|name| {
+            let text = self.env.get(&name).filter(|text| !text.is_empty())?;
+            Some((name, text))
+        });
+        let set: Vec<(String, &String)> = set.collect();
+        if let [(short, one), (full, other)] = set.as_slice()
+            && one != other
+        {
+            return Err(ConfigError::Contradiction { short: short.clone(), full: full.clone(), key });
         }
-        let value = self.entries.get(key)?.clone();
-        Some((self.file_origin(), Found::Toml(value)))
+        if let Some((name, text)) = set.into_iter().next() {
+            return Ok(Some((Origin::Env(name), Found::Text(text.clone()))));
+        }
+        Ok(self.entries.get(key).map(|value| (self.file_origin(), Found::Toml(value.clone()))))
     }
 
     fn file_origin(&self) -> Origin {
@@ -213,7 +220,7 @@ impl Sources {
         expected: &str,
         ok: impl FnOnce(&T) -> bool,
     ) -> Result<Option<(T, Origin)>, ConfigError> {
-        let Some((origin, found)) = self.find(key) else { return Ok(None) };
+        let Some((origin, found)) = self.find(key)? else { return Ok(None) };
         let value = match &found {
             Found::Toml(value) => T::from_toml(value),
             Found::Text(text) => T::from_text(text),

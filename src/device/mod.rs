@@ -10,6 +10,7 @@ mod error;
 mod handle;
 mod launch;
 mod memory;
+pub mod process;
 mod profile;
 mod program;
 pub mod runtime;

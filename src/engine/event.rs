@@ -45,10 +45,23 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` or the context limit was reached.
     Length,
-    /// The listener went away, the operator cancelled, or the daemon drained.
-    Cancelled,
+    /// Somebody or something ended it before it was done.
+    Cancelled(Cause),
     /// Something failed; the text says what was tried, on what, and what to do.
     Error(String),
+}
+
+/// Who or what ended a job before it was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// The listener went away.
+    Listener,
+    /// The operator wished it.
+    Operator,
+    /// The daemon ends.
+    Shutdown,
+    /// Its time was over before its first token.
+    Deadline,
 }
 
 /// Token counts of a job.

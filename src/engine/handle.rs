@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::mailbox::{Events, Sender, mailbox};
 use super::status::{Counters, Phase, QueueStatus, QueuedJob, RunningJob, State, Status};
-use super::{Event, FinishReason, Model, Request, Stats, Usage};
+use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
 use crate::decode::Memory;
 
 /// Why a request was not accepted.
@@ -140,8 +140,9 @@ impl Shared {
 
     /// Waits for the next job; `None` when the thread should end.
     pub(super) fn next_job(&self) -> Option<(Queued, Arc<AtomicBool>)> {
-        let mut inner = self.lock();
         loop {
+            self.expire();
+            let mut inner = self.lock();
             if inner.halt {
                 return None;
             }
@@ -164,7 +165,25 @@ impl Shared {
             if inner.state == State::Draining {
                 return None;
             }
-            inner = self.work.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            drop(self.work.wait(inner).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Ends the waiting jobs whose time is over.
+    pub(super) fn expire(&self) {
+        let now = Instant::now();
+        let late = |queued: &Queued| queued.request.stop.deadline.is_some_and(|deadline| now >= deadline);
+        let mut over = VecDeque::new();
+        {
+            let mut inner = self.lock();
+            if inner.queue.iter().any(late) {
+                let (late, in_time) = std::mem::take(&mut inner.queue).into_iter().partition(late);
+                over = late;
+                inner.queue = in_time;
+            }
+        }
+        for queued in over {
+            self.end_waiting(&queued, FinishReason::Cancelled(Cause::Deadline));
         }
     }
 
@@ -236,8 +255,8 @@ fn count(counters: &mut Counters, reason: &FinishReason) {
     match reason {
         FinishReason::Stop => requests.stop += 1,
         FinishReason::Length => requests.length += 1,
-        FinishReason::Cancelled => requests.cancelled += 1,
-        FinishReason::Error(_) => requests.error += 1,
+        FinishReason::Cancelled(Cause::Deadline) | FinishReason::Error(_) => requests.error += 1,
+        FinishReason::Cancelled(_) => requests.cancelled += 1,
     }
 }
 
@@ -280,7 +299,7 @@ impl EngineHandle {
         let queued = inner.queue.remove(place);
         drop(inner);
         if let Some(queued) = queued {
-            self.shared.end_waiting(&queued, FinishReason::Cancelled);
+            self.shared.end_waiting(&queued, FinishReason::Cancelled(Cause::Operator));
         }
         true
     }
@@ -380,7 +399,9 @@ fn check(inner: &Inner, request: &Request, capacity: usize) -> Result<(), Submit
     {
         return Err(SubmitError::ContextTooLong { n_prompt_tokens, n_ctx: model.context_length });
     }
-    if inner.queue.len() >= capacity {
+    // While nothing runs, the first in the queue is about to: it does not wait.
+    let about_to_run = usize::from(inner.running.is_none());
+    if inner.queue.len() >= capacity + about_to_run {
         let seconds = inner.mean_job_s.ceil().clamp(1.0, 60.0);
         return Err(SubmitError::QueueFull { capacity, retry_after: Duration::from_secs_f64(seconds) });
     }

@@ -15,7 +15,7 @@ mod run;
 mod status;
 mod thread;
 
-pub use event::{Event, FinishReason, Stats, Usage};
+pub use event::{Cause, Event, FinishReason, Stats, Usage};
 pub use handle::{EngineHandle, Job, SubmitError};
 pub use mailbox::Events;
 pub use model::{LoadProgress, Loaded, Model};

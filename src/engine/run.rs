@@ -6,13 +6,9 @@ use std::time::Instant;
 use super::handle::{Queued, Shared};
 use super::status::Phase;
 use super::thread::chain;
-use super::{Event, FinishReason, Model, Request, Stats, Usage};
+use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
 use crate::decode::{Backend, Step};
 use crate::text::{Assembler, Tokenizer};
-
-/// What a job ends with whose deadline came first.
-const OUT_OF_TIME: &str = "the time for a request (`server.request_timeout_s`) was over before its first token; \
-                           try again when the server is less busy";
 
 /// Runs the job and sends its events, [`Event::Finish`] included.
 pub(super) fn run(
@@ -26,8 +22,12 @@ pub(super) fn run(
     let mut reply = Reply::new(model, &queued.request);
     let mut cached_tokens = 0;
     let interrupted = || {
-        if queued.sender.abandoned() || cancel.load(Ordering::Acquire) || shared.halted() {
-            Some(FinishReason::Cancelled)
+        if queued.sender.abandoned() {
+            Some(FinishReason::Cancelled(Cause::Listener))
+        } else if cancel.load(Ordering::Acquire) {
+            Some(FinishReason::Cancelled(Cause::Operator))
+        } else if shared.halted() {
+            Some(FinishReason::Cancelled(Cause::Shutdown))
         } else if queued.request.stop.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             Some(FinishReason::Length)
         } else {
@@ -37,10 +37,12 @@ pub(super) fn run(
     let reason = match backend.start(&queued.request.prompt, &queued.request.sampling) {
         Err(error) => FinishReason::Error(chain(&*error)),
         Ok(mut generation) => loop {
+            // Nobody else is awake when the time of a waiting job is over.
+            shared.expire();
             match interrupted() {
                 // An empty reply that was "cut" would hide what happened.
                 Some(FinishReason::Length) if reply.completion_tokens == 0 => {
-                    break FinishReason::Error(OUT_OF_TIME.to_owned());
+                    break FinishReason::Cancelled(Cause::Deadline);
                 }
                 Some(reason) => break reason,
                 None => {}
@@ -104,7 +106,8 @@ fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
     let reason = match reason {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
-        FinishReason::Cancelled => "cancelled",
+        FinishReason::Cancelled(Cause::Deadline) => "out of time",
+        FinishReason::Cancelled(_) => "cancelled",
         FinishReason::Error(error) => {
             tracing::error!(id, error, "request failed");
             "error"

@@ -140,7 +140,7 @@ pub struct Outcomes {
     pub length: u64,
     /// The client left or the operator cancelled.
     pub cancelled: u64,
-    /// Something failed.
+    /// Something failed, or the time was over before the first token.
     pub error: u64,
     /// Never accepted: queue full, not ready, or too long.
     pub rejected: u64,

@@ -1,15 +1,15 @@
 //! The thread that owns the device: load, then one job after the other, then end.
 
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use super::handle::{EngineHandle, Shared};
-use super::model::{LoadProgress, Loaded};
+use super::model::{LoadProgress, Loaded, Stopped};
 use super::run::run;
 use super::status::State;
-use super::{FinishReason, Stats, Usage};
+use super::{Cause, FinishReason, Stats, Usage};
 use crate::decode::BackendError;
 
 /// How the engine works.
@@ -58,11 +58,17 @@ impl Engine {
 
 fn live(shared: &Arc<Shared>, load: impl FnOnce(&LoadProgress) -> Result<Loaded, BackendError>) {
     let progress = LoadProgress(Arc::clone(shared));
-    let ended = guarded("loading the model", || load(&progress).map_err(|e| chain(&*e)))
-        .and_then(|loaded| loaded)
-        .and_then(|loaded| serve(shared, loaded));
+    let loaded = guarded("loading the model", || match catch_unwind(AssertUnwindSafe(|| load(&progress))) {
+        Ok(loaded) => loaded.map(Some).map_err(|e| chain(&*e)),
+        Err(panic) if panic.is::<Stopped>() => Ok(None),
+        Err(panic) => resume_unwind(panic),
+    });
+    let ended = loaded.and_then(|loaded| loaded).and_then(|loaded| match loaded {
+        Some(loaded) => serve(shared, loaded),
+        None => Ok(()),
+    });
     let (state, reason) = match ended {
-        Ok(()) => (State::Stopped, FinishReason::Cancelled),
+        Ok(()) => (State::Stopped, FinishReason::Cancelled(Cause::Shutdown)),
         Err(error) => {
             tracing::error!(error, "the engine has failed");
             (State::Failed { error: error.clone() }, FinishReason::Error(error))

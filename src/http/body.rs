@@ -1,21 +1,27 @@
 //! The JSON body of a request: its type, size, time and syntax.
 
-use std::time::Duration;
-
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use futures::StreamExt;
 use serde_json::{Map, Value};
 
+use super::App;
+use super::completions::off_thread;
 use super::error::ApiError;
+use super::fields::quoted;
+use super::turn::Turn;
 
-/// Reads a body that must be one JSON object of at most `limit` bytes, arriving within `time`.
-pub(super) async fn json_object(
-    request: Request,
-    limit: usize,
-    time: Duration,
-) -> Result<Map<String, Value>, ApiError> {
+/// So many times the limit is read of bodies that are too large.
+const DISCARDED: usize = 8;
+
+/// Most values of a body: each takes far more memory than it has bytes.
+const MOST_VALUES: usize = 1 << 20;
+
+/// Reads a body that must be one JSON object, within the configured size and time. What is made of it is to be dropped
+/// before the turn.
+pub(super) async fn json_object(request: Request, app: &App) -> Result<(Turn, Map<String, Value>), ApiError> {
+    let (limit, time) = (app.server.max_body, app.server.body_timeout);
     let (parts, body) = request.into_parts();
     check_type(&parts.headers)?;
     let declared = declared_length(&parts.headers);
@@ -23,7 +29,7 @@ pub(super) async fn json_object(
     let reading = async {
         if declared.is_some_and(|length| length > limit as u64) {
             if !waits {
-                discard(body, 2 * limit).await;
+                discard(body, DISCARDED * limit).await;
             }
             return Err(too_large(limit));
         }
@@ -36,7 +42,9 @@ pub(super) async fn json_object(
         )
         .header(header::CONNECTION, HeaderValue::from_static("close"))
     })??;
-    parse(&bytes)
+    let turn = app.turns.take(bytes.len()).await;
+    let map = if turn.is_large() { off_thread(move || parse(&bytes)).await? } else { parse(&bytes)? };
+    Ok((turn, map))
 }
 
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
@@ -45,7 +53,8 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
         && encoding != "identity"
     {
         return unsupported(format!(
-            "Content-Encoding {encoding:?} is not supported; send the body as it is"
+            "Content-Encoding {} is not supported; send the body as it is",
+            shown(encoding)
         ));
     }
     let Some(found) = headers.get(header::CONTENT_TYPE) else {
@@ -56,7 +65,11 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
         return Ok(());
     }
-    unsupported(format!("Content-Type {found:?} is not supported; send application/json"))
+    unsupported(format!("Content-Type {} is not supported; send application/json", shown(found)))
+}
+
+fn shown(value: &HeaderValue) -> String {
+    quoted(&String::from_utf8_lossy(value.as_bytes()))
 }
 
 fn declared_length(headers: &HeaderMap) -> Option<u64> {
@@ -71,7 +84,7 @@ async fn collect(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
             ApiError::refused(StatusCode::BAD_REQUEST, format!("the request's body broke off: {error}"))
         })?;
         if bytes.len() + chunk.len() > limit {
-            discard(Body::from_stream(stream), 2 * limit).await;
+            discard(Body::from_stream(stream), DISCARDED * limit).await;
             return Err(too_large(limit));
         }
         bytes.extend_from_slice(&chunk);
@@ -98,8 +111,29 @@ fn too_large(limit: usize) -> ApiError {
     .header(header::CONNECTION, HeaderValue::from_static("close"))
 }
 
+/// About how many values a JSON text holds; each but the first follows a comma or an opening bracket.
+fn count_values(json: &[u8]) -> usize {
+    let (mut values, mut in_string, mut escaped) = (1, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b',' | b'[' | b'{' if !in_string => values += 1,
+            _ => {}
+        }
+    }
+    values
+}
+
 fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
     let bad = |message: String| ApiError::refused(StatusCode::BAD_REQUEST, message);
+    let values = count_values(bytes);
+    if values > MOST_VALUES {
+        return Err(bad(format!(
+            "the request's body holds about {values} JSON values, expected at most {MOST_VALUES}"
+        )));
+    }
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => Err(bad(format!(
@@ -107,5 +141,22 @@ fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
             super::fields::kind(&other)
         ))),
         Err(error) => Err(bad(format!("the request's body is not valid JSON: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_counted_outside_of_strings() {
+        for (json, values) in [("{}", 2), ("[1,2,3]", 4), (r#"{"a\",[{": [1,"x,y"]}"#, 4), ("\"[[\\\\\"", 1)]
+        {
+            assert_eq!(count_values(json.as_bytes()), values, "{json}");
+        }
+        let many = format!("{{\"prompt\": [{}1]}}", "1,".repeat(MOST_VALUES));
+        assert!(parse(many.as_bytes()).is_err());
+        let commas = format!("{{\"prompt\": \"{}\"}}", ",".repeat(2 * MOST_VALUES));
+        assert!(parse(commas.as_bytes()).is_ok());
     }
 }

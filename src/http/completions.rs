@@ -10,28 +10,32 @@ use serde_json::Value;
 use super::App;
 use super::body::json_object;
 use super::error::ApiError;
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, quoted, wrong};
 use super::generation::Generation;
 use super::reply::{Dialect, answer};
 use crate::engine::Model;
 use crate::text::Specials;
 
 pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let body = json_object(request, app.server.max_body, app.server.body_timeout).await?;
+    let (turn, body) = json_object(request, &app).await?;
     let mut fields = Fields::new(body);
     check_model(&mut fields, &app)?;
     let prompt = Prompt::read(fields.take("prompt"))?;
-    fields.refuse("echo", "the prompt is not repeated", |v| *v == Value::Bool(false))?;
-    fields.refuse("suffix", "text after the gap is not supported", |v| v == "")?;
-    fields.refuse("best_of", "only one choice a request is supported", |v| v.as_f64() == Some(1.0))?;
     let generation = Generation::read(&mut fields, &app)?;
     log_rest(&fields);
+    drop(fields);
     let model = model(&app)?;
     let tokens = match prompt {
-        Prompt::Tokens(ids) => check_ids(ids, model.tokenizer.vocab_size())?,
+        Prompt::Tokens(ids) => {
+            let ids = check_ids(ids, model.tokenizer.vocab_size());
+            drop(turn);
+            ids?
+        }
         Prompt::Text(text) => {
             let model = Arc::clone(&model);
             off_thread(move || {
+                let _turn = turn;
+                let text = text;
                 let ids = model.tokenizer.encode(&text, Specials::Parse);
                 Ok(model.tokenizer.with_bos(ids))
             })
@@ -50,7 +54,7 @@ pub(super) fn check_model(fields: &mut Fields, app: &App) -> Result<(), ApiError
 }
 
 pub(super) fn model_not_found(app: &App, name: &str) -> ApiError {
-    let message = format!("the model {name:?} does not exist here; this server has {:?}", app.name);
+    let message = format!("the model {} does not exist here; this server has {:?}", quoted(name), app.name);
     ApiError::refused(StatusCode::NOT_FOUND, message).param("model").code("model_not_found")
 }
 
@@ -68,12 +72,12 @@ pub(super) fn log_rest(fields: &Fields) {
     }
 }
 
-/// Runs work that may take long for long texts where it does not hold up other connections.
+/// Runs work that takes long for long texts where it does not hold up other connections.
 pub(super) async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(ApiError::internal(format!("encoding the prompt failed: {error}"))))
+    done.unwrap_or_else(|error| Err(ApiError::internal(format!("reading the request failed: {error}"))))
 }
 
 const EXPECTED: &str = "a string or a list of token ids";

@@ -68,6 +68,11 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
     }
 
+    /// 504: it took too long.
+    pub(super) fn timeout(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", message)
+    }
+
     pub(super) fn code(mut self, code: &'static str) -> Self {
         self.0.code = Some(code);
         self
@@ -145,7 +150,14 @@ impl From<SubmitError> for ApiError {
 
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
-        // The vocabulary was accepted at load, so what is left concerns the messages and the model's template.
-        Self::field("messages", error.to_string())
+        // The vocabulary was accepted at load, so what is left concerns the messages and the model's template, which may
+        // repeat what the messages say.
+        const MOST: usize = 1000;
+        let mut message = error.to_string();
+        if let Some((end, _)) = message.char_indices().nth(MOST) {
+            message.truncate(end);
+            message.push('…');
+        }
+        Self::field("messages", message)
     }
 }

@@ -93,6 +93,16 @@ pub(super) fn wrong(name: &str, found: &Value, expected: &str) -> ApiError {
     ApiError::field(name, format!("`{name}`: found {}, expected {expected}", shown(found)))
 }
 
+/// A text that came with a request, quoted for an error message, long ones cut.
+pub(super) fn quoted(text: &str) -> String {
+    /// Enough to recognise it.
+    const MOST: usize = 100;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{:?}… ({} bytes)", &text[..end], text.len()),
+        None => format!("{text:?}"),
+    }
+}
+
 /// A value in an error message: numbers and flags as they are, long things by kind.
 fn shown(value: &Value) -> String {
     match value {

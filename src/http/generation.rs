@@ -20,8 +20,11 @@ pub(super) struct Generation {
     pub(super) include_usage: bool,
 }
 
-/// Larger wishes are mistakes.
-const ABSURD_TOKENS: i64 = 1 << 30;
+/// Larger wishes are mistakes, unless the server allows as much.
+const MOST_TOKENS: usize = 1 << 20;
+
+/// No vocabulary is larger.
+const MOST_TOP_K: i64 = 1 << 30;
 
 /// Most stop strings of a request.
 const MOST_STOPS: usize = 16;
@@ -34,7 +37,7 @@ impl Generation {
         refuse_unsupported(fields)?;
         let defaults = &app.sampling;
         let temperature = fields.number("temperature", 0.0, 2.0)?.unwrap_or(defaults.temperature);
-        let top_k = fields.integer("top_k", -1, ABSURD_TOKENS)?;
+        let top_k = fields.integer("top_k", -1, MOST_TOP_K)?;
         let sampling = Sampling {
             temperature: if temperature < COLDEST { 0.0 } else { temperature },
             // Both -1 and 0 are in use for "all".
@@ -69,7 +72,7 @@ impl Generation {
     }
 }
 
-/// Fields of the API that are not here, and those that have no effect.
+/// Fields of either API that are not here, unless they ask for nothing, and those that have no effect.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     let empty = |value: &Value| match value {
         Value::Array(list) => list.is_empty(),
@@ -78,7 +81,26 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     };
     let off = |value: &Value| *value == Value::Bool(false);
     let one = |value: &Value| value.as_f64() == Some(1.0);
+    let no_tools = "tool calls are not supported";
+    fields.refuse("tools", no_tools, empty)?;
+    fields.refuse("functions", no_tools, empty)?;
+    fields.refuse("tool_choice", no_tools, |v| v == "none" || v == "auto")?;
+    fields.refuse("function_call", no_tools, |v| v == "none" || v == "auto")?;
+    fields.refuse("parallel_tool_calls", no_tools, Value::is_boolean)?;
+    fields.refuse("response_format", "only {\"type\": \"text\"} is supported", |v| {
+        v.get("type").is_some_and(|kind| kind == "text")
+    })?;
+    let text_only = |v: &Value| v.as_array().is_some_and(|list| list.iter().all(|m| m == "text"));
+    fields.refuse("modalities", "only [\"text\"] is supported", text_only)?;
+    fields.refuse("audio", "audio is not supported", |_| false)?;
+    fields.refuse("prediction", "predicted output is not supported", |_| false)?;
+    fields.refuse("reasoning_effort", "reasoning effort is not supported", |_| false)?;
+    fields.refuse("verbosity", "verbosity is not supported", |_| false)?;
+    fields.refuse("web_search_options", "web search is not supported", |_| false)?;
+    fields.refuse("echo", "the prompt is not repeated", off)?;
+    fields.refuse("suffix", "text after the gap is not supported", |v| v == "")?;
     fields.refuse("n", "only one choice a request is supported", one)?;
+    fields.refuse("best_of", "only one choice a request is supported", one)?;
     fields.refuse("logit_bias", "biases on tokens are not supported", empty)?;
     fields.refuse("logprobs", "log-probabilities are not supported", off)?;
     fields.refuse("top_logprobs", "log-probabilities are not supported", |v| v.as_f64() == Some(0.0))?;
@@ -121,8 +143,10 @@ fn random_seed() -> Result<u64, ApiError> {
 }
 
 fn max_tokens(fields: &mut Fields, app: &App) -> Result<usize, ApiError> {
-    let old = fields.integer("max_tokens", 1, ABSURD_TOKENS)?;
-    let new = fields.integer("max_completion_tokens", 1, ABSURD_TOKENS)?;
+    let cap = app.server.max_tokens_cap;
+    let most = i64::try_from(cap.max(MOST_TOKENS)).unwrap_or(i64::MAX);
+    let old = fields.integer("max_tokens", 1, most)?;
+    let new = fields.integer("max_completion_tokens", 1, most)?;
     if let (Some(old), Some(new)) = (old, new)
         && old != new
     {
@@ -130,7 +154,6 @@ fn max_tokens(fields: &mut Fields, app: &App) -> Result<usize, ApiError> {
             format!("`max_tokens` ({old}) and `max_completion_tokens` ({new}) differ; send one of them");
         return Err(ApiError::field("max_completion_tokens", message));
     }
-    let cap = app.server.max_tokens_cap;
     let wish = new.or(old).and_then(|n| usize::try_from(n).ok()).or(app.server.default_max_tokens);
     Ok(wish.unwrap_or(cap).min(cap))
 }

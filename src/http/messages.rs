@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
-use super::fields::kind;
+use super::fields::{kind, quoted};
 
 /// Roles of the API.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
@@ -11,9 +11,18 @@ const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 /// Members of a message that templates may know, besides role and content.
 const KEPT: [&str; 3] = ["name", "tool_call_id", "reasoning_content"];
 
+/// Most messages of a request: longer conversations fit no context.
+const MOST_MESSAGES: usize = 65_536;
+
+/// Most parts of a message's content.
+const MOST_PARTS: usize = 4096;
+
 /// Checks the messages; contents become plain strings, arguments of tool calls become objects.
 pub(super) fn read(messages: Option<Value>) -> Result<Value, ApiError> {
     let list = match messages {
+        Some(Value::Array(list)) if list.len() > MOST_MESSAGES => {
+            return Err(too_many("messages", list.len(), MOST_MESSAGES, "messages"));
+        }
         Some(Value::Array(list)) if !list.is_empty() => list,
         Some(Value::Array(_)) | None => {
             return Err(ApiError::field("messages", "`messages`: expected a list with at least one message"));
@@ -34,7 +43,8 @@ fn message(path: &str, value: Value) -> Result<Value, ApiError> {
     let role = match from.remove("role") {
         Some(Value::String(role)) if ROLES.contains(&role.as_str()) => role,
         Some(Value::String(role)) => {
-            let message = format!("`{path}.role`: found {role:?}, expected one of {}", ROLES.join(", "));
+            let message =
+                format!("`{path}.role`: found {}, expected one of {}", quoted(&role), ROLES.join(", "));
             return Err(ApiError::field(format!("{path}.role"), message));
         }
         other => return Err(wrong(path, ".role", &other.unwrap_or_default(), "a string")),
@@ -73,6 +83,9 @@ fn content(path: &str, value: Option<Value>) -> Result<String, ApiError> {
     let parts = match value {
         None | Some(Value::Null) => return Ok(String::new()),
         Some(Value::String(text)) => return Ok(text),
+        Some(Value::Array(parts)) if parts.len() > MOST_PARTS => {
+            return Err(too_many(&format!("{path}.content"), parts.len(), MOST_PARTS, "parts"));
+        }
         Some(Value::Array(parts)) => parts,
         Some(other) => return Err(wrong(path, ".content", &other, "a string or a list of text parts")),
     };
@@ -95,7 +108,7 @@ fn content(path: &str, value: Option<Value>) -> Result<String, ApiError> {
                 let param = format!("{path}{here}.type");
                 return Err(ApiError::unsupported(
                     param,
-                    &format!("{other:?} parts are not supported, text only"),
+                    &format!("{} parts are not supported, text only", quoted(other)),
                 ));
             }
             None => return Err(wrong(path, &format!("{here}.type"), &Value::Null, "a string")),
@@ -122,6 +135,10 @@ fn tool_call(path: &str, mut call: Value) -> Result<Value, ApiError> {
         call["function"]["arguments"] = arguments;
     }
     Ok(call)
+}
+
+fn too_many(param: &str, found: usize, most: usize, what: &str) -> ApiError {
+    ApiError::field(param, format!("`{param}`: found {found} {what}, expected at most {most}"))
 }
 
 fn wrong(path: &str, member: &str, found: &Value, expected: &str) -> ApiError {
@@ -178,6 +195,8 @@ mod tests {
             (json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content[0].type"),
             (json!([{"role": "user", "content": [{"type": "text"}]}]), "messages[0].content[0].text"),
             (json!([{"role": "user", "name": 3}]), "messages[0].name"),
+            (json!(vec![json!({"role": "user"}); 65_537]), "messages"),
+            (json!([{"role": "user", "content": vec![""; 4097]}]), "messages[0].content"),
             (json!([{"role": "user", "tool_calls": [1]}]), "messages[0].tool_calls"),
             (json!([{"role": "assistant", "tool_calls": [1]}]), "messages[0].tool_calls[0]"),
         ];

@@ -29,6 +29,7 @@ mod reply;
 mod router;
 mod server;
 mod sse;
+mod turn;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -52,6 +53,7 @@ pub struct App {
     aliases: Vec<String>,
     /// Unix time of the start, the models' `created`.
     started: u64,
+    turns: turn::Turns,
 }
 
 impl App {
@@ -65,6 +67,7 @@ impl App {
             name: config.model.name(),
             aliases: config.model.aliases.clone(),
             started: unix_time(),
+            turns: turn::Turns::new(),
         })
     }
 

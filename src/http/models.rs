@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 use super::App;
@@ -18,8 +20,12 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
 
 pub(super) async fn one(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(name) = name.map_err(|error| {
+        let message = format!("the model's name in the path cannot be read: {}", error.body_text());
+        ApiError::refused(StatusCode::BAD_REQUEST, message).param("model")
+    })?;
     if app.serves(&name) { Ok(Json(describe(&app, &name))) } else { Err(model_not_found(&app, &name)) }
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::generation::Generation;
 use super::{App, fingerprint, hex, random, sse, unix_time};
-use crate::engine::{Event, Events, FinishReason, Model, Request, Stats, Usage};
+use crate::engine::{Cause, Event, Events, FinishReason, Model, Request, Stats, SubmitError, Usage};
 
 /// Which of the two APIs is spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +18,16 @@ pub(super) enum Dialect {
     Chat,
     /// `/v1/completions`
     Text,
+}
+
+impl Dialect {
+    /// The field that holds what is continued.
+    fn prompt(self) -> &'static str {
+        match self {
+            Self::Chat => "messages",
+            Self::Text => "prompt",
+        }
+    }
 }
 
 /// What all parts of one answer have in common.
@@ -108,9 +118,17 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
     match reason {
         FinishReason::Stop => Ok("stop"),
         FinishReason::Length => Ok("length"),
-        FinishReason::Cancelled => {
+        FinishReason::Cancelled(Cause::Operator | Cause::Listener) => {
             Err(ApiError::unavailable("the request was cancelled by the operator").code("cancelled"))
         }
+        FinishReason::Cancelled(Cause::Shutdown) => {
+            Err(ApiError::unavailable("the server shut down before the reply was complete").code("shutting_down"))
+        }
+        FinishReason::Cancelled(Cause::Deadline) => Err(ApiError::timeout(
+            "the time for a request (`server.request_timeout_s`) was over before its first token; try again when the \
+             server is less busy",
+        )
+        .code("request_timeout")),
         FinishReason::Error(message) => Err(ApiError::internal(message).code("generation_failed")),
     }
 }
@@ -125,7 +143,13 @@ pub(super) async fn answer(
 ) -> Result<Response, ApiError> {
     let Generation { sampling, stop, stream, include_usage } = generation;
     let head = Head::new(dialect, app, model, sampling.seed)?;
-    let job = app.engine.submit(Request { id: head.id.clone(), prompt, sampling, stop })?;
+    let request = Request { id: head.id.clone(), prompt, sampling, stop };
+    let job = app.engine.submit(request).map_err(|error| match error {
+        SubmitError::EmptyPrompt | SubmitError::ContextTooLong { .. } => {
+            ApiError::from(error).param(dialect.prompt())
+        }
+        error => error.into(),
+    })?;
     if stream {
         return Ok(sse::respond(head, job.events, include_usage, app.server.ping_interval));
     }

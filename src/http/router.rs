@@ -11,6 +11,7 @@ use axum::routing::{MethodRouter, get, post};
 use tower_http::compression::CompressionLayer;
 
 use super::error::ApiError;
+use super::fields::quoted;
 use super::{App, auth, chat, completions, cors, health, metrics, models};
 
 /// All routes of the public face.
@@ -47,12 +48,17 @@ fn options(allow: &'static str) -> Response {
 }
 
 async fn not_found(method: Method, uri: Uri) -> ApiError {
-    let message = format!("there is no {method} {} here; the API is under /v1", uri.path());
+    let message =
+        format!("there is no {} {} here; the API is under /v1", quoted(method.as_str()), quoted(uri.path()));
     ApiError::refused(StatusCode::NOT_FOUND, message).code("unknown_url")
 }
 
 async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
-    let message = format!("{method} is not allowed on {}; the Allow header says what is", uri.path());
+    let message = format!(
+        "{} is not allowed on {}; the Allow header says what is",
+        quoted(method.as_str()),
+        uri.path()
+    );
     ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, message).code("method_not_allowed")
 }
 
