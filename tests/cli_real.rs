@@ -191,6 +191,7 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
         &["detokenize", "-m", text(&real), "1,2,3,400"],
         &["devices"],
         &["devices", "--json"],
+        &["bench-ops", "--only", "none"],
     ] {
         let run = into_a_closed_pipe(arguments);
         let error = String::from_utf8_lossy(&run.stderr);

@@ -31,6 +31,11 @@ fn to_stdout(print: impl FnOnce(&mut BufWriter<StdoutLock<'static>>) -> Result<(
     let result = print(&mut out).and_then(|()| out.flush().context("cannot write to standard output"));
     // Whatever is still buffered would be written again.
     let _ = out.into_parts();
+    unless_closed(result)
+}
+
+/// A reader of standard output that went away ends a command, but as no failure.
+fn unless_closed(result: Result<()>) -> Result<()> {
     match result {
         Err(error) if error.downcast_ref::<std::io::Error>().is_some_and(closed) => Ok(()),
         other => other,
