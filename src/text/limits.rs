@@ -106,7 +106,8 @@ fn measure_tag(inside: &str) -> (usize, usize) {
             }
             _ => {}
         }
-        if !byte.is_ascii_whitespace() && !(word(byte) && at > 0 && word(&bytes[at - 1])) {
+        let goes_on = word(byte) && at > 0 && word(&bytes[at - 1]);
+        if !goes_on && !byte.is_ascii_whitespace() {
             tokens += 1;
         }
         at += 1;
