@@ -14,7 +14,7 @@
 #
 # environment:
 #   AXE_PORT           port on 127.0.0.1 (8080)
-#   AXE_MODEL          a GGUF file, or a name that scripts/fetch-model.sh knows (smollm2)
+#   AXE_MODEL          a GGUF file, or smollm2 (the default) or gemma3-270m
 #   SERVED_MODEL_NAME  the name clients ask for (taken from the model when unset)
 #   AXE_OPENCL         intel, pocl or system: the OpenCL runtime (see scripts/setup.sh)
 #   AXE_CONFIG         the configuration file (daemon.toml of the project)

@@ -171,6 +171,56 @@ fn the_pieces_of_a_text_add_up_to_it() {
     assert_eq!(pieces, "Hello, world!");
 }
 
+/// `printed | head -c 0`, of a run of the program.
+fn into_a_closed_pipe(arguments: &[&str]) -> Output {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_axed"));
+    command.args(arguments).current_dir(std::env::temp_dir()).env_remove("AXE_CONFIG");
+    command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped()).output().unwrap()
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let model = fixture("causal-families/llama.gguf");
+    let real = real_model("smollm2-135m-instruct-q4_1.gguf");
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+    for arguments in [
+        &["tokenize", "-m", text(&real), "--pieces", "--text", readme][..],
+        &["tokenize", "-m", text(&real), "--text", readme],
+        &["detokenize", "-m", text(&real), "1,2,3,400"],
+        &["devices"],
+        &["devices", "--json"],
+        &["bench-ops", "--only", "none"],
+    ] {
+        let run = into_a_closed_pipe(arguments);
+        let error = String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.success() && error.is_empty(), "{arguments:?}: {} {error}", run.status);
+    }
+    // A half file of logits is a failure, though.
+    let run = into_a_closed_pipe(&["logits", "-m", text(&model), "--ids", "1", "-o", "/dev/stdout"]);
+    assert!(String::from_utf8_lossy(&run.stderr).contains("cannot write /dev/stdout"), "{run:?}");
+}
+
+#[test]
+fn logits_go_into_pipes_and_links_too() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let place = Place::new();
+    let model = fixture("causal-families/llama.gguf");
+    let expected = place.logits(&model, &["--ids", "1,2"]);
+    let (target, link) = (place.path("target"), place.path("link"));
+    std::fs::write(&target, "").unwrap();
+    std::fs::set_permissions(&target, PermissionsExt::from_mode(0o640)).unwrap();
+    symlink(&target, &link).unwrap();
+    place.axed_ok(&["logits", "-m", text(&model), "--ids", "1,2", "-o", text(&link)]);
+    assert!(link.is_symlink() && std::fs::read(&target).unwrap() == expected);
+    assert_eq!(target.metadata().unwrap().permissions().mode() & 0o777, 0o640);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_axed"));
+    command.args(["logits", "-m", text(&model), "--ids", "1,2", "-o", "/dev/stdout"]);
+    let run = command.current_dir(place.folder.path()).env_remove("AXE_CONFIG").output().unwrap();
+    assert!(run.stdout == expected, "{}", String::from_utf8_lossy(&run.stderr));
+}
+
 #[test]
 fn devices_are_listed_with_the_one_that_is_taken() {
     let place = Place::new();

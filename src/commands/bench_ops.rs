@@ -1,5 +1,6 @@
 //! `axed bench-ops`
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -71,21 +72,28 @@ struct Bench<'a> {
 
 /// Prints a table: what a kernel reads and computes, its time, and its share of the device's limits.
 pub fn run(options: &Options) -> Result<()> {
+    super::unless_closed(measure(options))
+}
+
+fn measure(options: &Options) -> Result<()> {
+    // Line by line, for people who watch.
+    let mut out = std::io::stdout();
     let config = Config::load(options.config.as_deref(), Vec::new())?;
     axe::device::runtime::locate(config.device.threads)?;
     let device = axe::load::open_device(&config.device)?;
     let kernels = Kernels::new(&device)?;
     let peak = kernels.peak(&device)?;
-    println!("{}, driver {}", device.info(), device.info().driver_version);
+    writeln!(out, "{}, driver {}", device.info(), device.info().driver_version)?;
     println!(
         "pure read {:.1} GB/s, pure multiply-add {:.0} GFLOP/s; shares are of these",
         peak.read / 1e9,
         peak.multiply_add / 1e9
     );
-    println!(
+    writeln!(
+        out,
         "{:<44} {:>10} {:>9} {:>7} {:>6} {:>9} {:>6}",
         "kernel", "bytes", "time us", "GB/s", "share", "GFLOP/s", "share"
-    );
+    )?;
     let bench = Bench {
         device,
         kernels,
@@ -119,14 +127,15 @@ impl Bench<'_> {
     fn line(&self, name: &str, launches: &[Launch], bytes: f64, operations: f64) -> Result<()> {
         let time = seconds(&self.device, launches, self.rounds)? / launches.len() as f64;
         let (read, computed) = (bytes / time, operations / time);
-        println!(
+        writeln!(
+            std::io::stdout(),
             "{name:<44} {bytes:>10.0} {:>9.1} {:>7.1} {:>5.0}% {:>9.1} {:>5.0}%",
             time * 1e6,
             read / 1e9,
             100.0 * read / self.peak.read,
             computed / 1e9,
             100.0 * computed / self.peak.multiply_add
-        );
+        )?;
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! `axed detokenize`
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
@@ -25,6 +26,5 @@ pub fn run(options: &Options) -> Result<()> {
     for id in &options.ids {
         ensure!((*id as usize) < size, "token id {id} is outside the vocabulary of {size} tokens");
     }
-    println!("{}", tokenizer.decode(&options.ids));
-    Ok(())
+    super::to_stdout(|out| Ok(writeln!(out, "{}", tokenizer.decode(&options.ids))?))
 }

@@ -1,5 +1,6 @@
 //! `axed devices`
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -23,19 +24,21 @@ pub fn run(options: &Options) -> Result<()> {
     let config = Config::load(options.config.as_deref(), Vec::new())?;
     axe::device::runtime::locate(config.device.threads)?;
     let devices = list_devices(&axe::load::selector(&config.device))?;
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&devices)?);
-        return Ok(());
-    }
-    for device in devices {
-        let info = &device.info;
-        println!(
-            "{} {info}: {} compute units, {} MiB, driver {}",
-            if device.selected { '*' } else { ' ' },
-            info.compute_units,
-            info.global_mem >> 20,
-            info.driver_version
-        );
-    }
-    Ok(())
+    super::to_stdout(|out| {
+        if options.json {
+            return Ok(writeln!(out, "{}", serde_json::to_string_pretty(&devices)?)?);
+        }
+        for device in devices {
+            let info = &device.info;
+            writeln!(
+                out,
+                "{} {info}: {} compute units, {} MiB, driver {}",
+                if device.selected { '*' } else { ' ' },
+                info.compute_units,
+                info.global_mem >> 20,
+                info.driver_version
+            )?;
+        }
+        Ok(())
+    })
 }

@@ -1,6 +1,8 @@
 //! `axed logits`
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -91,6 +93,17 @@ pub fn run(options: &Options) -> Result<()> {
         ("ids", TensorView::new(Dtype::I32, vec![ids.len()], &id_bytes)?),
         ("logits", TensorView::new(Dtype::F32, vec![ids.len(), vocabulary], &logits)?),
     ];
-    safetensors::serialize_to_file(tensors, None, &options.output)
-        .with_context(|| format!("cannot write {}", options.output.display()))
+    write_to(&options.output, &safetensors::serialize(tensors, None)?)
+}
+
+/// Writes to a file, a pipe or a device, whatever is at `path`; what could not be written whole is no file.
+fn write_to(path: &Path, bytes: &[u8]) -> Result<()> {
+    let existed = path.symlink_metadata().is_ok();
+    let tried = || format!("cannot write {}", path.display());
+    let written = File::create(path).with_context(tried)?.write_all(bytes);
+    if written.is_err() && !existed {
+        // The file is incomplete, and the error that is told is why.
+        let _ = std::fs::remove_file(path);
+    }
+    written.with_context(tried)
 }

@@ -1,6 +1,6 @@
 //! What `axed` does besides serving, one command a file.
 
-use std::io::{IsTerminal, Read};
+use std::io::{BufWriter, ErrorKind, IsTerminal, Read, StdoutLock, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -23,4 +23,25 @@ fn read_text(path: &Path) -> Result<String> {
     let mut text = String::new();
     input.read_to_string(&mut text).context("cannot read standard input")?;
     Ok(text)
+}
+
+/// Has `print` write to standard output. A reader that has seen enough, as `head` does, is no failure.
+fn to_stdout(print: impl FnOnce(&mut BufWriter<StdoutLock<'static>>) -> Result<()>) -> Result<()> {
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    let result = print(&mut out).and_then(|()| out.flush().context("cannot write to standard output"));
+    // Whatever is still buffered would be written again.
+    let _ = out.into_parts();
+    unless_closed(result)
+}
+
+/// A reader of standard output that went away ends a command, but as no failure.
+fn unless_closed(result: Result<()>) -> Result<()> {
+    match result {
+        Err(error) if error.downcast_ref::<std::io::Error>().is_some_and(closed) => Ok(()),
+        other => other,
+    }
+}
+
+fn closed(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::BrokenPipe
 }

@@ -1,5 +1,6 @@
 //! `axed tokenize`
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -36,12 +37,14 @@ pub fn run(options: &Options) -> Result<()> {
     if options.bos {
         ids = tokenizer.with_bos(ids);
     }
-    if options.pieces {
-        for id in ids {
-            println!("{id}\t{}", tokenizer.text(id).escape_ascii());
+    super::to_stdout(|out| {
+        if !options.pieces {
+            writeln!(out, "{}", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","))?;
+            return Ok(());
         }
-    } else {
-        println!("{}", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
-    }
-    Ok(())
+        for id in ids {
+            writeln!(out, "{id}\t{}", tokenizer.text(id).escape_ascii())?;
+        }
+        Ok(())
+    })
 }

@@ -7,6 +7,7 @@
 mod assemble;
 mod bpe;
 mod error;
+mod limits;
 mod merge;
 mod pretokenize;
 mod python;

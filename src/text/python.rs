@@ -12,7 +12,6 @@ struct Raised(String);
 
 /// Gives the environment what Hugging Face's libraries give theirs.
 pub(super) fn install(environment: &mut Environment<'static>) {
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_formatter(print);
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))

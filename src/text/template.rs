@@ -7,21 +7,18 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::sync::Arc;
 
 use minijinja::{Environment, UndefinedBehavior, Value as Jinja};
 use serde_json::{Map, Value, json};
 
+use super::limits::{self, Limited, with_large_stack};
 use super::python;
 use super::tokenizer::{Matcher, without};
 use super::{TextError, Tokenizer};
 
 /// Steps of the template engine that one rendering may take; a long conversation with tools takes ten thousands.
-const FUEL: u64 = 10_000_000;
-
-/// Longest prompt in bytes that a template may write.
-const MAX_PROMPT: usize = 64 << 20;
+const FUEL: u64 = 2_000_000;
 
 /// Deepest nesting of macros and includes.
 const MAX_RECURSION: usize = 128;
@@ -116,8 +113,9 @@ impl ChatTemplate {
     /// Reads the template `source` of the model that `tokenizer` belongs to.
     ///
     /// # Errors
-    /// A source that does not parse.
+    /// A source that does not parse, or that is longer than any real one.
     pub fn new(source: &str, tokenizer: &Tokenizer) -> Result<Self, TextError> {
+        limits::check_source(source)?;
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
@@ -126,9 +124,12 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(MAX_RECURSION);
         python::install(&mut environment);
-        environment
-            .add_template_owned(NAME, without_generation_blocks(source))
-            .map_err(|error| TextError::TemplateSyntax { message: error.to_string() })?;
+        limits::install(&mut environment);
+        with_large_stack(|| {
+            environment
+                .add_template_owned(NAME, without_generation_blocks(source))
+                .map_err(|error| TextError::TemplateSyntax { message: error.to_string() })
+        })?;
 
         let name = |id: u32| String::from_utf8_lossy(tokenizer.text(id)).into_owned();
         let tokens = [
@@ -208,14 +209,17 @@ impl ChatTemplate {
         context.insert("documents".to_owned(), documents.unwrap_or_default());
         context.insert("add_generation_prompt".to_owned(), Value::Bool(add_generation_prompt));
 
-        let mut out = Limited(Vec::new());
-        self.environment
-            .get_template(NAME)
-            .and_then(|template| {
-                template.render_captured_to(Jinja::from_serialize(&context), &mut out).map(drop)
-            })
-            .map_err(|error| TextError::Template { message: python::message(&error) })?;
-        let marked = String::from_utf8(out.0)
+        let out = with_large_stack(|| {
+            let mut out = Limited::default();
+            self.environment
+                .get_template(NAME)
+                .and_then(|template| {
+                    template.render_captured_to(Jinja::from_serialize(&context), &mut out).map(drop)
+                })
+                .map_err(|error| TextError::Template { message: python::message(&error) })?;
+            Ok(out.0)
+        })?;
+        let marked = String::from_utf8(out)
             .map_err(|error| TextError::Template { message: format!("wrote no UTF-8: {error}") })?;
         Ok(Rendered { marked, mark })
     }
@@ -456,23 +460,6 @@ fn without_generation_blocks(source: &str) -> String {
     }
     plain.push_str(rest);
     plain
-}
-
-/// A writer that refuses more than a prompt can be.
-struct Limited(Vec<u8>);
-
-impl Write for Limited {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_PROMPT {
-            return Err(std::io::Error::other(format!("the prompt grew past {MAX_PROMPT} bytes")));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]
