@@ -14,7 +14,7 @@ use crate::checkpoint::gguf::Gguf;
 use crate::checkpoint::quant::GgmlType;
 use crate::config::{Config, DeviceConfig, DeviceKind};
 use crate::decode::{Backend, BackendError, CausalBackend, Generation, Memory, Sampling};
-use crate::device::{self, Device, DeviceOptions, DeviceSelector, runtime};
+use crate::device::{self, Device, DeviceOptions, DeviceSelector};
 use crate::engine::{LoadProgress, Loaded, Model};
 use crate::model::{Causal, CausalConfig, LoadOptions};
 use crate::text::{ChatTemplate, Tokenizer};
@@ -46,10 +46,7 @@ pub fn text_side(config: &Config, gguf: &Gguf) -> Result<(Tokenizer, Option<Chat
 /// Which device the configuration means.
 pub fn selector(config: &DeviceConfig) -> DeviceSelector {
     DeviceSelector {
-        platform: config
-            .platform
-            .clone()
-            .or_else(|| runtime::located().and_then(|located| located.platform).map(str::to_owned)),
+        platform: config.platform.clone(),
         kind: match config.kind {
             DeviceKind::Auto => None,
             DeviceKind::Cpu => Some(device::DeviceKind::Cpu),
@@ -175,11 +172,11 @@ fn check_vocabulary(path: &Path, tokens: usize, rows: usize) -> Result<(), Backe
 
 /// The type of most weights.
 fn quantisation(gguf: &Gguf) -> &'static str {
-    let mut bytes: HashMap<GgmlType, u64> = HashMap::new();
+    let mut values: HashMap<GgmlType, u64> = HashMap::new();
     for tensor in gguf.tensors().iter().filter(|tensor| tensor.name.starts_with("blk.")) {
-        *bytes.entry(tensor.ty).or_default() += tensor.values();
+        *values.entry(tensor.ty).or_default() += tensor.values();
     }
-    bytes.into_iter().max_by_key(|&(ty, values)| (values, ty.id())).map_or("unknown", |(ty, _)| ty.name())
+    values.into_iter().max_by_key(|&(ty, count)| (count, ty.id())).map_or("unknown", |(ty, _)| ty.name())
 }
 
 /// The backend, with the kernels' times shown on the operator's board.

@@ -65,11 +65,6 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What [`locate`] found; none if it has not been called.
-pub fn located() -> Option<&'static Located> {
-    LOCATED.get()
-}
-
 /// Chooses the OpenCL runtime and tells the loader. To be called first thing in `main`, while the process has one
 /// thread; a later call changes nothing and answers as the first.
 ///

@@ -284,6 +284,11 @@ impl CausalConfig {
         Err(ModelError::Unsupported { path: gguf.path().to_owned(), what })
     }
 
+    /// Rotary embedding of sliding layers, where it is another than that of the rest.
+    pub fn sliding_rope(&self) -> Option<Rope> {
+        self.sliding.map(|(_, rope)| rope).filter(|rope| *rope != self.rope)
+    }
+
     /// Window and rotary embedding of a layer.
     pub fn layer(&self, index: usize) -> (Option<usize>, Rope) {
         match self.sliding {

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use half::f16;
 use serde::{Deserialize, Serialize};
 
+use super::check::{check, int};
 use super::kernels::{Kernels, OpsError};
 use super::round_up;
 use crate::device::{Arg, Buffer, Device, DeviceError, Launch, Purpose};
@@ -148,14 +149,6 @@ pub struct Attention<'a> {
     pub scale: f32,
 }
 
-fn shape(op: &'static str, holds: bool, what: impl FnOnce() -> String) -> Result<(), OpsError> {
-    if holds { Ok(()) } else { Err(OpsError::Shape { op, what: what() }) }
-}
-
-fn int(op: &'static str, value: usize) -> Result<i32, OpsError> {
-    i32::try_from(value).map_err(|_| OpsError::Shape { op, what: format!("{value} is more than 2147483647") })
-}
-
 impl Kernels {
     /// Norms and rotates query and key heads of `rows` rows and stores keys and values; set argument
     /// [`ROTATE_START`] to the position of the first row before each run.
@@ -171,16 +164,16 @@ impl Kernels {
     ) -> Result<Launch, OpsError> {
         const OP: &str = "rotate_and_cache";
         let head = cache.head_size;
-        shape(OP, head.is_multiple_of(16) && head > 0, || {
+        check(OP, head.is_multiple_of(16) && head > 0, || {
             format!("a head size of {head} is not a multiple of 16")
         })?;
-        shape(OP, 2 * rotation.half_rotated <= head, || {
+        check(OP, 2 * rotation.half_rotated <= head, || {
             format!("{} rotated values in a head of {head}", 2 * rotation.half_rotated)
         })?;
         let width = (rotation.q_heads * head)
             .max(rotation.k_at + cache.heads * head)
             .max(rotation.v_at + cache.heads * head);
-        shape(OP, rotation.stride >= width && rotation.qkv.size() >= rows * rotation.stride * 4, || {
+        check(OP, rotation.stride >= width && rotation.qkv.size() >= rows * rotation.stride * 4, || {
             format!(
                 "{rows} rows of {width} values in {} bytes, stride {}",
                 rotation.qkv.size(),
@@ -197,14 +190,14 @@ impl Kernels {
                 Arg::Buffer(k_norm),
                 Arg::Buffer(&cache.keys),
                 Arg::Buffer(&cache.values),
-                Arg::I32(int(OP, rotation.stride)?),
-                Arg::I32(int(OP, rotation.q_heads)?),
-                Arg::I32(int(OP, cache.heads)?),
-                Arg::I32(int(OP, rotation.k_at)?),
-                Arg::I32(int(OP, rotation.v_at)?),
+                Arg::I32(int(OP, "stride", rotation.stride)?),
+                Arg::I32(int(OP, "query heads", rotation.q_heads)?),
+                Arg::I32(int(OP, "key-value heads", cache.heads)?),
+                Arg::I32(int(OP, "the keys' start", rotation.k_at)?),
+                Arg::I32(int(OP, "the values' start", rotation.v_at)?),
                 Arg::I32(0),
-                Arg::I32(int(OP, cache.capacity)?),
-                Arg::I32(int(OP, rotation.half_rotated)?),
+                Arg::I32(int(OP, "capacity", cache.capacity)?),
+                Arg::I32(int(OP, "rotated pairs", rotation.half_rotated)?),
                 Arg::I32(i32::from(rotation.interleaved)),
                 Arg::I32(i32::from(rotation.norms.is_some())),
                 Arg::F32(rotation.epsilon),
@@ -228,10 +221,10 @@ impl Kernels {
     ) -> Result<Launch, OpsError> {
         const OP: &str = "attention";
         let width = attention.q_heads * cache.head_size;
-        shape(OP, cache.heads > 0 && attention.q_heads.is_multiple_of(cache.heads), || {
+        check(OP, cache.heads > 0 && attention.q_heads.is_multiple_of(cache.heads), || {
             format!("{} query heads over {} key-value heads", attention.q_heads, cache.heads)
         })?;
-        shape(
+        check(
             OP,
             attention.q.size() >= rows * attention.stride * 4
                 && attention.out.size() >= rows * attention.out_stride * 4
@@ -251,13 +244,13 @@ impl Kernels {
                 Arg::Buffer(&cache.keys),
                 Arg::Buffer(&cache.values),
                 Arg::Buffer(attention.out),
-                Arg::I32(int(OP, attention.stride)?),
-                Arg::I32(int(OP, attention.out_stride)?),
-                Arg::I32(int(OP, rows)?),
+                Arg::I32(int(OP, "stride", attention.stride)?),
+                Arg::I32(int(OP, "the output's stride", attention.out_stride)?),
+                Arg::I32(int(OP, "rows", rows)?),
                 Arg::I32(0),
-                Arg::I32(int(OP, window)?),
-                Arg::I32(int(OP, cache.capacity)?),
-                Arg::I32(int(OP, attention.q_heads / cache.heads)?),
+                Arg::I32(int(OP, "window", window)?),
+                Arg::I32(int(OP, "capacity", cache.capacity)?),
+                Arg::I32(int(OP, "heads of a group", attention.q_heads / cache.heads)?),
                 Arg::F32(attention.scale),
             ],
             &[attention.q_heads, rows.div_ceil(ROWS)],

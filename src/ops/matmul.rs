@@ -1,6 +1,7 @@
 //! Matrix times activations: the input row's preparation, the product, and what becomes of it, in one launch for one
 //! row and two for many.
 
+use super::check::{check, holds_floats, int};
 use super::kernels::{Kernels, OpsError};
 use super::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
 use crate::device::{Arg, Buffer, Device, Launch};
@@ -117,21 +118,6 @@ pub struct Output<'a> {
     pub at: usize,
     /// Values from row to row.
     pub stride: usize,
-}
-
-fn int(op: &'static str, what: &str, value: usize) -> Result<i32, OpsError> {
-    i32::try_from(value)
-        .map_err(|_| OpsError::Shape { op, what: format!("{what} is {value}, more than 2147483647") })
-}
-
-fn check(op: &'static str, holds: bool, what: impl FnOnce() -> String) -> Result<(), OpsError> {
-    if holds { Ok(()) } else { Err(OpsError::Shape { op, what: what() }) }
-}
-
-fn holds_floats(op: &'static str, name: &str, buffer: &Buffer, floats: usize) -> Result<(), OpsError> {
-    check(op, buffer.size() >= floats * 4, || {
-        format!("{name} has {} bytes, the launch needs {}", buffer.size(), floats * 4)
-    })
 }
 
 impl Kernels {

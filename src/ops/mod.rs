@@ -4,6 +4,7 @@
 //! however many rows a pass has; [`Kernels::matvec`] and [`Kernels::matmul`] are two ways to the same numbers.
 
 mod attention;
+mod check;
 mod format;
 mod kernels;
 mod matmul;

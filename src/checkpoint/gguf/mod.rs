@@ -16,7 +16,7 @@ mod tensors;
 mod value;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub use error::{Fault, GgufError, Place};
 pub use identity::Identity;
@@ -42,6 +42,8 @@ pub struct Gguf {
     metadata: Metadata,
     tensors: Tensors,
     header_len: usize,
+    /// Hashed when first asked for: a large vocabulary makes a header of megabytes.
+    identity: OnceLock<Identity>,
 }
 
 impl Gguf {
@@ -59,7 +61,7 @@ impl Gguf {
         let alignment = alignment(&metadata)?;
         let tensors = Tensors::read(&mut reader, tensor_count, alignment)?;
         let header_len = reader.at();
-        Ok(Gguf { file, version, metadata, tensors, header_len })
+        Ok(Gguf { file, version, metadata, tensors, header_len, identity: OnceLock::new() })
     }
 
     /// The path that was opened.
@@ -123,8 +125,10 @@ impl Gguf {
 
     /// What tells this file from every other one; see [`Identity`].
     pub fn identity(&self) -> Identity {
-        let header = (*self.file).as_ref().get(..self.header_len).unwrap_or_default();
-        Identity::new(self.file.stamp(), header)
+        *self.identity.get_or_init(|| {
+            let header = (*self.file).as_ref().get(..self.header_len).unwrap_or_default();
+            Identity::new(self.file.stamp(), header)
+        })
     }
 }
 

@@ -130,9 +130,9 @@ impl Causal {
             })?;
         let loader = Loader { device: &device, gguf: &gguf, config: &config, options };
         let angles = loader.angles(&config.rope, parts.rope_divisors.as_ref())?;
-        let sliding_angles = match &config.sliding {
-            Some((_, rope)) if *rope != config.rope => loader.angles(rope, None)?,
-            _ => angles.clone(),
+        let sliding_angles = match config.sliding_rope() {
+            Some(rope) => loader.angles(&rope, None)?,
+            None => angles.clone(),
         };
         let layers = parts
             .layers
@@ -202,6 +202,10 @@ impl Causal {
             return Err(ModelError::PastContext { position: self.context, context: self.context });
         }
         self.embed(tokens)?;
+        if rows > 1 {
+            // Rows of the embedding lie all over the file, and the system maps a run of pages around each.
+            self.gguf.mapping().release();
+        }
         let key = (rows, logits);
         if !self.prepared.contains_key(&key) {
             if self.prepared.len() >= PREPARED {

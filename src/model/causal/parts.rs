@@ -169,7 +169,7 @@ impl Parts {
         let context = options.context;
         let norms = if config.branch_norms { 4 } else { 2 } * strides.hidden
             + if config.head_norms { 2 * round_up(config.head_size, STRIDE_MULTIPLE) } else { 0 };
-        let tables = if config.sliding.is_some() { 2 } else { 1 } * context * config.rotated * 4;
+        let tables = if config.sliding_rope().is_some() { 2 } else { 1 } * context * config.rotated * 4;
         MemoryPlan {
             weights: self.blueprints.iter().map(Blueprint::bytes).sum::<usize>()
                 + (norms * config.layers + strides.hidden) * 4,
