@@ -97,7 +97,8 @@ impl Causal {
         let logit_rows = options.logit_rows.clamp(1, rows);
         let strides = Strides::new(&config);
         let parts = Parts::find(&gguf, &config)?;
-        let plan = parts.plan(&config, &strides, options, rows, logit_rows);
+        let scratch_rows = parts.scratch_rows(&config, rows, logit_rows);
+        let plan = parts.plan(&config, &strides, options, scratch_rows);
         let report = device.memory();
         let needed = plan.weights + plan.kv_cache + plan.scratch;
         if needed as u64 > report.budget.saturating_sub(report.total) {
@@ -145,7 +146,7 @@ impl Causal {
             .collect::<Result<Vec<_>, ModelError>>()?;
         let head = matrices[parts.head].clone();
         let head_norm = loader.vector(&parts.head_norm)?;
-        let scratch = Scratch::new(&device, &strides, rows, logit_rows)?;
+        let scratch = Scratch::new(&device, &strides, scratch_rows)?;
         gguf.mapping().release(); // only rows of the embedding are read from now on
         progress(1.0);
         Ok(Self {

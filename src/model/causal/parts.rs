@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::scratch::{Scratch, Strides};
+use super::scratch::{Scratch, ScratchRows, Strides};
 use super::{LoadOptions, MemoryPlan};
 use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::model::config::CausalConfig;
@@ -158,13 +158,23 @@ impl Parts {
         })
     }
 
+    /// Rows of the scratch buffers: only what these layers use.
+    pub(super) fn scratch_rows(&self, config: &CausalConfig, pass: usize, logits: usize) -> ScratchRows {
+        let apart = self.layers.iter().any(|layer| layer.gate_up.1.is_some());
+        ScratchRows {
+            pass,
+            branch: if config.branch_norms { pass } else { 1 },
+            gate: if apart { pass } else { 1 },
+            logits,
+        }
+    }
+
     pub(super) fn plan(
         &self,
         config: &CausalConfig,
         strides: &Strides,
         options: &LoadOptions,
-        rows: usize,
-        logit_rows: usize,
+        rows: ScratchRows,
     ) -> MemoryPlan {
         let context = options.context;
         let norms = if config.branch_norms { 4 } else { 2 } * strides.hidden
@@ -174,7 +184,7 @@ impl Parts {
             weights: self.blueprints.iter().map(Blueprint::bytes).sum::<usize>()
                 + (norms * config.layers + strides.hidden) * 4,
             kv_cache: config.layers * Cache::bytes(options.cache, config.kv_heads, config.head_size, context),
-            scratch: Scratch::bytes(strides, rows, logit_rows).iter().sum::<usize>() + tables + 64,
+            scratch: Scratch::bytes(strides, rows).iter().sum::<usize>() + tables + 64,
         }
     }
 }

@@ -19,32 +19,41 @@ pub(super) struct Scratch {
     pub(super) logits: Buffer,
 }
 
+/// Rows that the buffers hold.
+#[derive(Clone, Copy)]
+pub(super) struct ScratchRows {
+    /// Of a pass.
+    pub(super) pass: usize,
+    /// Of branches that are normed before they join the stream; 1 where a model has none.
+    pub(super) branch: usize,
+    /// Of gates whose matrix is not joined with up's; 1 where a model has none.
+    pub(super) gate: usize,
+    /// With logits.
+    pub(super) logits: usize,
+}
+
 impl Scratch {
     /// Bytes of each buffer, in the order of the fields, both residual streams first.
-    pub(super) fn bytes(strides: &Strides, rows: usize, logit_rows: usize) -> [usize; 10] {
+    pub(super) fn bytes(strides: &Strides, rows: ScratchRows) -> [usize; 10] {
+        let ScratchRows { pass, branch, gate, logits } = rows;
         let widest = strides.widest_input();
         [
-            strides.hidden * rows,
-            strides.hidden * rows,
-            strides.qkv * rows,
-            strides.attended * rows,
-            strides.hidden * rows,
-            strides.inner * rows,
-            strides.inner * rows,
-            widest * rows,
-            widest / 32 * 3 * rows,
-            strides.logits * logit_rows,
+            strides.hidden * pass,
+            strides.hidden * branch,
+            strides.qkv * pass,
+            strides.attended * pass,
+            strides.hidden * branch,
+            strides.inner * gate,
+            strides.inner * pass,
+            widest * pass,
+            widest / 32 * 3 * pass,
+            strides.logits * logits,
         ]
         .map(|values| values * 4)
     }
 
-    pub(super) fn new(
-        device: &Device,
-        strides: &Strides,
-        rows: usize,
-        logit_rows: usize,
-    ) -> Result<Self, ModelError> {
-        let mut sizes = Self::bytes(strides, rows, logit_rows).into_iter();
+    pub(super) fn new(device: &Device, strides: &Strides, rows: ScratchRows) -> Result<Self, ModelError> {
+        let mut sizes = Self::bytes(strides, rows).into_iter();
         let mut zeros = || -> Result<Buffer, ModelError> {
             let buffer = device.alloc(Purpose::Scratch, sizes.next().unwrap_or(4))?;
             device.fill(&buffer, 0)?; // kernels read the padding of rows and count on zeros there
