@@ -3,3 +3,4 @@
 pub mod gguf;
 pub mod mapping;
 pub mod quant;
+pub mod rows;
