@@ -683,3 +683,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn tensors_of_three_dimensions_give_the_rows_of_each_expert() {
+    let gguf = Gguf::open(&fixture("diffusion-random/model.gguf")).unwrap();
+    let info = gguf.tensor("blk.1.ffn_gate_up_exps.weight").unwrap();
+    let [columns, each, experts] = info.shape[..] else { panic!("{:?}", info.shape) };
+    let rows = gguf.rows(info);
+    assert_eq!((rows.rows as u64, rows.columns as u64), (each * experts, columns));
+    assert_eq!(rows.bytes.as_ref(), gguf.bytes(info));
+    let bytes = info.row_bytes() * each;
+    let third = rows.part(2 * each as usize, each as usize).unwrap();
+    assert_eq!(third.bytes.as_ref(), &gguf.bytes(info)[2 * bytes as usize..3 * bytes as usize]);
+    assert!(rows.part((experts * each) as usize, 1).is_none());
+
+    let mut outside = info.clone();
+    outside.offset = gguf.file_len();
+    assert_eq!((gguf.rows(&outside).rows, gguf.rows(&outside).bytes.as_ref()), (0, &[][..]));
+}

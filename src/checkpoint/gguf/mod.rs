@@ -25,6 +25,7 @@ pub use tensors::TensorInfo;
 pub use value::{Array, List, Value, ValueType};
 
 use crate::checkpoint::mapping::Mapping;
+use crate::checkpoint::rows::{Encoding, Rows, Span};
 use error::CONVERT_AGAIN;
 use reader::Reader;
 use tensors::{LEAST_INFO_BYTES, Tensors};
@@ -116,6 +117,22 @@ impl Gguf {
     /// The bytes of a tensor of this file; empty for a description that lies outside of it.
     pub fn bytes(&self, info: &TensorInfo) -> &[u8] {
         (*self.file).as_ref().get(info.range()).unwrap_or_default()
+    }
+
+    /// The rows of a tensor of this file, matrices of more dimensions one below the other; none of them for a description
+    /// that lies outside of it.
+    pub fn rows(&self, info: &TensorInfo) -> Rows {
+        let (bytes, rows) = match Span::new(Arc::clone(&self.file), info.range()) {
+            Some(bytes) => (bytes, info.rows() as usize),
+            None => (Span::none(Arc::clone(&self.file)), 0),
+        };
+        Rows {
+            name: info.name.clone(),
+            encoding: Encoding::Ggml(info.ty),
+            rows,
+            columns: info.row_values() as usize,
+            bytes,
+        }
     }
 
     /// The mapped file, for whoever hands parts of it to a device; [`TensorInfo::range`] says which.
