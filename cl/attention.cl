@@ -1,20 +1,26 @@
 // Rotary embedding, the key-value cache and attention. HEAD is the head size, a multiple of 16.
 //
-// Cache of one layer, f16 or (CACHE_F32) f32: keys [kv head][position / 16][HEAD][16], so that 16 scores are one vector and need no
-// reduction across lanes; values [kv head][position][HEAD].
+// Cache of one layer, f16 or (CACHE_F32) f32: keys [kv head][slot / 16][HEAD][16], so that 16 scores are one vector and
+// need no reduction across lanes; values [kv head][slot][HEAD]. Position p lies in slot p % capacity: where a layer sees a
+// window only, positions that nobody will look at again are written over. Capacity is a multiple of TILE.
 
 #define TILE 64 // positions per step of the running softmax; tiles start at multiples of it whatever the row
 
-inline void norm_head(global float* x, global const float* weight, float epsilon) {
+inline float inverse_rms_head(global const float* x, float epsilon) {
     float16 squares = 0.0f;
     for (int i = 0; i < HEAD; i += 16) squares = fma(vload16(0, x + i), vload16(0, x + i), squares);
-    float16 r = 1.0f / sqrt(sum_lanes(squares) / (float)HEAD + epsilon);
+    return 1.0f / sqrt(sum_lanes(squares) / (float)HEAD + epsilon);
+}
+
+inline void norm_head(global float* x, global const float* weight, float epsilon) {
+    float16 r = inverse_rms_head(x, epsilon);
     for (int i = 0; i < HEAD; i += 16) vstore16(vload16(0, x + i) * r * vload16(0, weight + i), 0, x + i);
 }
 
-// Rotates pairs (i * step, i * step + gap): step 1, gap rotated/2 for NeoX order; step 2, gap 1 for interleaved.
-inline void rotate_head(global float* x, global const float* angles, int half_rotated, int interleaved) {
-    const int step = interleaved ? 2 : 1, gap = interleaved ? 1 : half_rotated;
+// Rotates pairs (i * step, i * step + gap): step 1, gap half the values that pair up for NeoX order; step 2, gap 1 for
+// interleaved.
+inline void rotate_head(global float* x, global const float* angles, int half_rotated, int gap) {
+    const int step = gap == 1 ? 2 : 1;
     for (int i = 0; i < half_rotated; i++) {
         const float c = angles[2 * i], s = angles[2 * i + 1];
         const float a = x[i * step], b = x[i * step + gap];
@@ -37,40 +43,48 @@ typedef half cached;
 #define PUT_CACHED(v, i, p) vstore_half(clamp(v, -LARGEST_HALF, LARGEST_HALF), i, p)
 #endif
 
-// For each row: norms (where the weights are given) and rotates its query and key heads, leaves queries in place, writes
-// keys and values into the cache at position start + row. qkv: f32 [rows][stride]: q heads, then k at k_at, v at v_at.
-// angles: [positions][half_rotated][cos, sin]. One work-item a row.
+#define HEAD_NORMS 1  // queries and keys are normed with their weights
+#define VALUE_NORMS 2 // values are normed without one
+
+// For each row: norms and rotates its query and key heads, leaves queries in place, writes keys and values into the cache
+// at position start + row. qkv: f32 [rows][stride]: q heads, then k at k_at, v at v_at (k_at again: values are the raw
+// keys). angles: [positions][half_rotated][cos, sin]; gap: see rotate_head. One work-item a row.
 EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const float* angles, global const float* q_norm,
                                              global const float* k_norm, global cached* keys, global cached* values,
                                              int stride, int q_heads, int kv_heads, int k_at, int v_at, int start,
-                                             int capacity, int half_rotated, int interleaved, int normed,
+                                             int capacity, int half_rotated, int gap, int norms,
                                              float epsilon) {
     const int row = get_global_id(0);
-    const int position = start + row;
+    const int position = start + row, slot = position % capacity;
     global float* x = qkv + (size_t)row * stride;
     global const float* at = angles + (size_t)position * 2 * half_rotated;
     for (int h = 0; h < q_heads; h++) {
-        if (normed) norm_head(x + h * HEAD, q_norm, epsilon);
-        rotate_head(x + h * HEAD, at, half_rotated, interleaved);
+        if (norms & HEAD_NORMS) norm_head(x + h * HEAD, q_norm, epsilon);
+        rotate_head(x + h * HEAD, at, half_rotated, gap);
     }
     for (int h = 0; h < kv_heads; h++) {
-        global float* k = x + k_at + h * HEAD;
-        if (normed) norm_head(k, k_norm, epsilon);
-        rotate_head(k, at, half_rotated, interleaved);
-        global cached* key = keys + (size_t)h * capacity * HEAD + (size_t)(position / 16) * HEAD * 16 + position % 16;
-        for (int i = 0; i < HEAD; i++) PUT_CACHED(k[i], i * 16, key);
         global const float* v = x + v_at + h * HEAD;
-        global cached* value = values + ((size_t)h * capacity + position) * HEAD;
-        for (int i = 0; i < HEAD; i += 16) PUT_CACHED16(vload16(0, v + i), 0, value + i);
+        float16 scale = 1.0f;
+        if (norms & VALUE_NORMS) scale = inverse_rms_head(v, epsilon);
+        global cached* value = values + ((size_t)h * capacity + slot) * HEAD;
+        for (int i = 0; i < HEAD; i += 16) PUT_CACHED16(vload16(0, v + i) * scale, 0, value + i);
+        // After the values, which may be the same numbers.
+        global float* k = x + k_at + h * HEAD;
+        if (norms & HEAD_NORMS) norm_head(k, k_norm, epsilon);
+        rotate_head(k, at, half_rotated, gap);
+        global cached* key = keys + (size_t)h * capacity * HEAD + (size_t)(slot / 16) * HEAD * 16 + slot % 16;
+        for (int i = 0; i < HEAD; i++) PUT_CACHED(k[i], i * 16, key);
     }
 }
 
-// R query rows of one head against the cache; row r sees positions from max(0, p - window + 1) to p = position of the
-// row. A row past the last is computed as the last and not stored. Tiles and order of addition are the same for every R;
+// R query rows of one head against the cache. Row r, at position p, sees positions from p - window + 1 to p; with a canvas
+// of that many rows at `anchor`, every row sees from anchor - window + 1 to the canvas's end. A row past the last is
+// computed as the last and not stored. Tiles and order of addition are the same for every R;
 // a tile that a row does not see leaves its sums as they are, bit for bit.
 #define ATTEND(R, BLOCKS)                                                                                             \
     inline void attend_##R(global const float* q, int stride, global const cached* keys, global const cached* values,      \
-                           global float* out, int out_stride, int count, int start, int window, float scale) {        \
+                           global float* out, int out_stride, int count, int start, int window, int capacity,         \
+                                   int anchor, int canvas, float scale) {                                             \
         float16 acc[R][HEAD / 16];                                                                                    \
         float best[R], total[R], share[R];                                                                            \
         float weight[R][TILE];                                                                                        \
@@ -79,14 +93,14 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
             total[r] = 0.0f;                                                                                          \
             for (int i = 0; i < HEAD / 16; i++) acc[r][i] = 0.0f;                                                     \
         }                                                                                                             \
-        const int last = start + count - 1;                                                                           \
-        const int from = max(0, start - window + 1) / TILE * TILE;                                                    \
+        const int last = canvas ? anchor + canvas - 1 : start + count - 1;                                            \
+        const int from = max(0, (canvas ? anchor : start) - window + 1) / TILE * TILE;                                \
         for (int tile = from; tile <= last; tile += TILE) {                                                           \
             for (int block = 0; block < TILE / 16; block += BLOCKS) {                                                 \
                 float16 dots[R][BLOCKS];                                                                              \
                 _Pragma("unroll") for (int r = 0; r < R; r++)                                                         \
                     _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) dots[r][b] = 0.0f;                             \
-                global const cached* k = keys + (size_t)(tile / 16 + block) * HEAD * 16;                                \
+                global const cached* k = keys + (size_t)(tile % capacity / 16 + block) * HEAD * 16;                   \
                 for (int i = 0; i < HEAD; i++) {                                                                      \
                     float16 key[BLOCKS];                                                                              \
                     _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) key[b] = CACHED16(b * HEAD + i, k);        \
@@ -100,7 +114,8 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
                                      (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);                   \
                     for (int r = 0; r < R; r++) {                                                                     \
                         const int p = start + min(r, count - 1);                                                      \
-                        int16 seen = position <= (int16)p & position > (int16)(p - window);                           \
+                        int16 seen = position <= (int16)(canvas ? last : p) &                                         \
+                                     position > (int16)((canvas ? anchor : p) - window);                              \
                         vstore16(select((float16)(-INFINITY), dots[r][b] * scale, seen), block + b, weight[r]);       \
                     }                                                                                                 \
                 }                                                                                                     \
@@ -129,7 +144,7 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
                 float16 part[R][WIDE];                                                                                \
                 _Pragma("unroll") for (int r = 0; r < R; r++)                                                         \
                     _Pragma("unroll") for (int c = 0; c < WIDE; c++) part[r][c] = acc[r][i + c] * share[r];           \
-                global const cached* v = values + (size_t)tile * HEAD + i * 16;                                         \
+                global const cached* v = values + (size_t)(tile % capacity) * HEAD + i * 16;                          \
                 for (int p = 0; p < seen; p++) {                                                                      \
                     float16 value[WIDE];                                                                              \
                     _Pragma("unroll") for (int c = 0; c < WIDE; c++) value[c] = CACHED16(c, v + p * HEAD);        \
@@ -150,18 +165,20 @@ ATTEND(8, 2)
 ATTEND(1, 4)
 
 // q: f32 [rows][stride] with q heads first; out: f32 [rows][out_stride]. window: positions a row sees, itself included.
+// canvas: 0, or rows of the canvas, all of which see each other.
 // Global size: q heads x row blocks of 8, or x 1 for one row.
 EXPLICIT_VECTOR kernel void attention(global const float* q, global const cached* keys, global const cached* values,
                                       global float* out, int stride, int out_stride, int rows, int start, int window,
-                                      int capacity, int group, float scale) {
+                                      int capacity, int group, int canvas, float scale) {
     const int head = get_global_id(0);
     const int row = get_global_id(1) * 8;
     const size_t cache = (size_t)(head / group) * capacity * HEAD;
     global const float* query = q + (size_t)row * stride + head * HEAD;
     global float* result = out + (size_t)row * out_stride + head * HEAD;
     if (rows == 1)
-        attend_1(query, stride, keys + cache, values + cache, result, out_stride, 1, start, window, scale);
+        attend_1(query, stride, keys + cache, values + cache, result, out_stride, 1, start, window,
+                 capacity, start, canvas, scale);
     else
         attend_8(query, stride, keys + cache, values + cache, result, out_stride, min(8, rows - row), start + row, window,
-                 scale);
+                 capacity, start, canvas, scale);
 }

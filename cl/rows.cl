@@ -19,3 +19,11 @@ EXPLICIT_VECTOR kernel void pack_rows(global const float* x, global const float*
         sums[(size_t)(groups + 2 * g + 1) * rows + row] = sum_lanes(b);
     }
 }
+
+// Each row becomes its RMS norm without a weight: rows f32 [rows][stride], zero from n on. One work-item a row.
+EXPLICIT_VECTOR kernel void norm_rows(global float* rows, int n, int padded, int stride, float epsilon, local float* h) {
+    global float* row = rows + (size_t)get_global_id(0) * stride;
+    for (int i = 0; i < padded; i += 16) vstore16(vload16(0, row + i), 0, h + i);
+    float16 r = inverse_rms(h, n, padded, epsilon);
+    for (int i = 0; i < padded; i += 16) vstore16(vload16(0, h + i) * r, 0, row + i);
+}

@@ -885,8 +885,9 @@ impl HeadRows {
                 v_at: self.v_at,
                 angles: &angles,
                 half_rotated: case.half_rotated,
-                interleaved: case.interleaved,
+                pairing: if case.interleaved { Pairing::Neighbours } else { Pairing::RotatedHalves },
                 norms: case.normed.then_some((&q_norm, &k_norm)),
+                value_norms: false,
                 epsilon: EPSILON,
             };
             let mut launch = kernels.rotate_and_cache(device, &rotation, &cache, rows).unwrap();
@@ -899,6 +900,7 @@ impl HeadRows {
                 out_stride,
                 q_heads,
                 window: case.window,
+                canvas: false,
                 scale: self.scale,
             };
             let mut launch = kernels.attention(device, &looks, &cache, rows).unwrap();
@@ -995,7 +997,7 @@ impl HeadRows {
                 // An error of a score is a relative error of its weight.
                 let score_off = (head as f64 + 4.0) * ULP * size;
                 let (keys, values) = (&found.keys[kv], &found.values[kv]);
-                let expected = attention_reference(case.kind, q, keys, values, row, window, self.scale);
+                let expected = attention_reference(case.kind, q, keys, values, (row + 1).saturating_sub(window)..=row, self.scale);
                 for (i, (&found, &expected)) in out.iter().zip(&expected).enumerate() {
                     let column = seen.clone().map(|p| f64::from(values[p][i]));
                     let (low, high) = column

@@ -212,8 +212,9 @@ impl Bench<'_> {
                 v_at,
                 angles: &angles,
                 half_rotated: head_size / 2,
-                interleaved: false,
+                pairing: Pairing::RotatedHalves,
                 norms: None,
+                value_norms: false,
                 epsilon: 1e-5,
             };
             let looks = Attention {
@@ -223,6 +224,7 @@ impl Bench<'_> {
                 out_stride: stride,
                 q_heads: heads,
                 window: None,
+                canvas: false,
                 scale: 0.1,
             };
             let mut rotate = self.kernels.rotate_and_cache(&self.device, &rotation, &cache, rows)?;

@@ -9,6 +9,8 @@ use crate::checkpoint::quant::QuantError;
 use crate::device::DeviceError;
 use crate::ops::OpsError;
 
+use super::repack::RepackError;
+
 /// Why a model cannot be loaded or run.
 #[derive(Debug, Error)]
 pub enum ModelError {
@@ -18,6 +20,9 @@ pub enum ModelError {
     /// A tensor's bytes cannot be read as its type.
     #[error(transparent)]
     Quant(#[from] QuantError),
+    /// Rows that cannot be brought into the kernels' layout.
+    #[error(transparent)]
+    Repack(#[from] RepackError),
     /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -5,9 +5,12 @@ mod config;
 mod error;
 mod keys;
 mod pass;
+mod plan;
 mod repack;
 mod weights;
 
-pub use causal::{Causal, LoadOptions, Logits, MemoryPlan};
+pub use causal::{Causal, LoadOptions, Logits};
 pub use config::{CausalConfig, Family, Rope};
 pub use error::ModelError;
+pub use plan::MemoryPlan;
+pub use repack::RepackError;

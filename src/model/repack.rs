@@ -1,18 +1,54 @@
-//! From the rows of GGUF tensors to the tiles of the kernels.
+//! From the rows of checkpoints to the tiles of the kernels.
 
-use crate::checkpoint::gguf::{Gguf, TensorInfo};
-use crate::checkpoint::quant::{GgmlType, QuantError, Unpacked, unpack_block};
+use half::f16;
+use thiserror::Error;
+
+use crate::checkpoint::mapping::Mapping;
+use crate::checkpoint::quant::{GgmlType, QuantError, Unpacked, dequantize, unpack_block};
+use crate::checkpoint::rows::{Encoding, Rows, Span};
 use crate::ops::{Format, ROW_MULTIPLE, Scales, TILE, round_up};
 
-/// A matrix to be: one tensor, several one below the other, or two whose tiles alternate.
+/// A matrix to be: parts of one encoding and one row length.
 #[derive(Debug, Clone)]
 pub struct Blueprint {
     /// What it is called in errors, profiles and the cache file.
     pub name: String,
-    /// Tensors of one type and one row length.
-    pub tensors: Vec<TensorInfo>,
-    /// Tiles of the two tensors alternate (gate and up).
-    pub alternating: bool,
+    /// Where its rows lie.
+    pub parts: Vec<Rows>,
+    /// How the parts lie in the matrix.
+    pub arrangement: Arrangement,
+}
+
+/// Why rows could not become tiles.
+#[derive(Debug, Error)]
+pub enum RepackError {
+    /// Bytes that are not whole blocks of their type.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
+    /// A weight that cannot be quantised.
+    #[error(
+        "tensor {tensor}: the weight in row {row}, column {column} is {value} and has no place in 4 bits; the file is \
+         damaged: copy it again from its source"
+    )]
+    NotFinite {
+        /// Its name in the file.
+        tensor: String,
+        /// Its row.
+        row: usize,
+        /// Its column.
+        column: usize,
+        /// What the file holds.
+        value: f32,
+    },
+}
+
+/// How the parts of a matrix lie in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrangement {
+    /// One below the other, each padded to whole pairs of tiles.
+    Stacked,
+    /// Two and two (gate and up, as many rows each): the tiles of both alternate. Such pairs lie one below the other.
+    Paired,
 }
 
 /// The kernels' format for a tensor type.
@@ -33,33 +69,46 @@ pub fn format_of(ty: GgmlType) -> Format {
 }
 
 impl Blueprint {
-    /// The format of all its tensors.
+    /// The format of all its parts.
     pub fn format(&self) -> Format {
-        format_of(self.tensors.first().map_or(GgmlType::F32, |tensor| tensor.ty))
+        match self.parts.first().map(|part| &part.encoding) {
+            Some(Encoding::Ggml(ty)) => format_of(*ty),
+            Some(Encoding::W4 { .. } | Encoding::ToW4 { .. }) => Format::W4,
+            None => Format::F32,
+        }
     }
 
     /// Values in a row.
     pub fn columns(&self) -> usize {
-        self.tensors.first().map_or(0, |tensor| tensor.row_values() as usize)
+        self.parts.first().map_or(0, |part| part.columns)
     }
 
-    /// Rows, each tensor padded to whole pairs of tiles (or to whole tiles where two alternate).
+    /// Rows, padding included.
     pub fn rows(&self) -> usize {
-        let step = if self.alternating { TILE } else { ROW_MULTIPLE };
-        self.tensors.iter().map(|tensor| round_up(tensor.rows() as usize, step)).sum()
+        self.tops().last().copied().unwrap_or(0)
     }
 
-    /// First row of each tensor, where they lie one below the other.
+    /// First row of each part, where they lie one below the other.
     pub fn starts(&self) -> Vec<usize> {
-        let mut at = 0;
-        self.tensors
-            .iter()
-            .map(|tensor| {
-                let start = at;
-                at += round_up(tensor.rows() as usize, ROW_MULTIPLE);
-                start
-            })
-            .collect()
+        let mut starts = vec![0];
+        starts.extend(self.tops());
+        starts.pop();
+        starts
+    }
+
+    /// The row after the last of each part (or pair of parts), padding included.
+    fn tops(&self) -> Vec<usize> {
+        let mut top = 0;
+        let mut next = |rows: usize, step| {
+            top += round_up(rows, step);
+            top
+        };
+        match self.arrangement {
+            Arrangement::Stacked => self.parts.iter().map(|part| next(part.rows, ROW_MULTIPLE)).collect(),
+            Arrangement::Paired => {
+                self.parts.chunks_exact(2).map(|pair| next(2 * round_up(pair[0].rows, TILE), TILE)).collect()
+            }
+        }
     }
 
     /// Bytes of the tiles.
@@ -67,39 +116,51 @@ impl Blueprint {
         self.format().matrix_bytes(self.rows(), self.columns())
     }
 
-    /// The tensor and its first row that a tile shows; none for padding.
-    fn source(&self, tile: usize) -> Option<(&TensorInfo, usize)> {
-        if self.alternating {
-            return Some((self.tensors.get(tile % 2)?, tile / 2 * TILE));
-        }
-        let row = tile * TILE;
-        let starts = self.starts();
-        let index = starts.iter().rposition(|&start| start <= row)?;
-        Some((&self.tensors[index], row - starts[index]))
-    }
-
     /// Tiles it has.
     pub fn tiles(&self) -> usize {
         self.rows() / TILE
     }
 
+    /// The files that its parts lie in.
+    pub fn files(&self) -> impl Iterator<Item = &Mapping> {
+        self.parts.iter().map(|part| &**part.bytes.file())
+    }
+
+    /// The part and its first row that a tile shows; none for padding. `tops` are [`Self::tops`].
+    fn source(&self, tops: &[usize], tile: usize) -> Option<(&Rows, usize)> {
+        let row = tile * TILE;
+        let index = tops.partition_point(|&top| top <= row);
+        let start = if index == 0 { 0 } else { tops[index - 1] };
+        match self.arrangement {
+            Arrangement::Stacked => Some((self.parts.get(index)?, row - start)),
+            Arrangement::Paired => {
+                let within = (row - start) / TILE;
+                Some((self.parts.get(2 * index + within % 2)?, within / 2 * TILE))
+            }
+        }
+    }
+
     /// Fills `out`, zeroed and as long as that many tiles, with the tiles from `first` on, on all processors.
     ///
     /// # Errors
-    /// Never for tensors that the checked file holds; said rather than assumed.
-    pub fn write(&self, gguf: &Gguf, first: usize, out: &mut [u8]) -> Result<(), QuantError> {
+    /// Rows that are not whole blocks, which checked files do not have; weights to be quantised that are no numbers.
+    pub fn write(&self, first: usize, out: &mut [u8]) -> Result<(), RepackError> {
         let tile_bytes = self.format().tile_bytes(self.columns()).max(1);
         let tiles = out.len() / tile_bytes;
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(tiles.max(1));
         let each = tiles.div_ceil(threads).max(1);
+        let tops = self.tops();
         std::thread::scope(|scope| {
             let workers: Vec<_> = out
                 .chunks_mut(each * tile_bytes)
                 .enumerate()
                 .map(|(part, chunk)| {
+                    let tops = &tops;
                     scope.spawn(move || {
                         for (i, tile) in chunk.chunks_exact_mut(tile_bytes).enumerate() {
-                            self.write_tile(gguf, first + part * each + i, tile)?;
+                            if let Some((rows, first)) = self.source(tops, first + part * each + i) {
+                                write_tile(rows, first, tile)?;
+                            }
                         }
                         Ok(())
                     })
@@ -111,39 +172,84 @@ impl Blueprint {
             })
         })
     }
+}
 
-    fn write_tile(&self, gguf: &Gguf, tile: usize, out: &mut [u8]) -> Result<(), QuantError> {
-        let Some((tensor, first)) = self.source(tile) else { return Ok(()) };
-        let format = self.format();
-        let row_bytes = tensor.row_bytes() as usize;
-        let rows = (tensor.rows() as usize).saturating_sub(first).min(TILE);
-        let bytes = gguf.bytes(tensor);
-        let mut unpacked = Unpacked::default();
-        for lane in 0..rows {
-            let row = &bytes[(first + lane) * row_bytes..][..row_bytes];
-            if matches!(format, Format::F32 | Format::F16 | Format::Bf16) {
-                format.put_numbers(out, lane, row);
-                continue;
+/// Puts up to [`TILE`] rows from `first` on into a zeroed tile.
+fn write_tile(part: &Rows, first: usize, out: &mut [u8]) -> Result<(), RepackError> {
+    let lanes = part.rows.saturating_sub(first).min(TILE);
+    match &part.encoding {
+        Encoding::Ggml(ty) => (0..lanes).try_for_each(|lane| ggml_row(part, *ty, first + lane, lane, out)),
+        Encoding::W4 { scales, zeros, group } => {
+            for lane in 0..lanes {
+                let row = first + lane;
+                let packed = row_of(part.bytes.as_ref(), row, part.columns / 2);
+                let halves = |span: &Span| u16s(row_of(span.as_ref(), row, part.columns / group * 2));
+                w4_row(packed, &halves(scales), &halves(zeros), *group, lane, out);
             }
-            let values = tensor.ty.block_values();
-            for (index, block) in row.chunks_exact(tensor.ty.block_bytes()).enumerate() {
-                unpack_block(tensor.ty, block, &mut unpacked)?;
-                let scales: &[u8] = match format {
-                    Format::Q6K => &unpacked.scales,
-                    Format::Q4K | Format::Q5K => &unpacked.scales[..8],
-                    _ => &[],
-                };
-                let offsets: &[u8] =
-                    if matches!(format, Format::Q4K | Format::Q5K) { &unpacked.mins } else { &[] };
-                format.put_codes(
-                    out,
-                    lane,
-                    index * values,
-                    &unpacked.codes[..values],
-                    Scales { scale: unpacked.d, offset: unpacked.m, scales, offsets },
-                );
-            }
+            Ok(())
         }
-        Ok(())
+        Encoding::ToW4 { from, group } => {
+            let mut values = vec![0f32; part.columns];
+            for lane in 0..lanes {
+                let row = first + lane;
+                let bytes = row_of(part.bytes.as_ref(), row, part.columns * from.block_bytes());
+                dequantize(*from, bytes, &mut values)?;
+                let quantised = quantise_row(&values, *group).map_err(|column| RepackError::NotFinite {
+                    tensor: part.name.clone(),
+                    row,
+                    column,
+                    value: values[column],
+                })?;
+                w4_row(&quantised.codes, &quantised.scales, &quantised.zeros, *group, lane, out);
+            }
+            Ok(())
+        }
     }
+}
+
+/// Row `row` of rows of `length` bytes.
+fn row_of(bytes: &[u8], row: usize, length: usize) -> &[u8] {
+    &bytes[row * length..][..length]
+}
+
+fn ggml_row(part: &Rows, ty: GgmlType, row: usize, lane: usize, out: &mut [u8]) -> Result<(), RepackError> {
+    let format = format_of(ty);
+    let values = ty.block_values();
+    let bytes = row_of(part.bytes.as_ref(), row, part.columns / values * ty.block_bytes());
+    if matches!(format, Format::F32 | Format::F16 | Format::Bf16) {
+        format.put_numbers(out, lane, bytes);
+        return Ok(());
+    }
+    let mut unpacked = Unpacked::default();
+    for (index, block) in bytes.chunks_exact(ty.block_bytes()).enumerate() {
+        unpack_block(ty, block, &mut unpacked)?;
+        let scales: &[u8] = match format {
+            Format::Q6K => &unpacked.scales,
+            Format::Q4K | Format::Q5K => &unpacked.scales[..8],
+            _ => &[],
+        };
+        let offsets: &[u8] = if matches!(format, Format::Q4K | Format::Q5K) { &unpacked.mins } else { &[] };
+        let scales = Scales { scale: unpacked.d, offset: unpacked.m, scales, offsets };
+        format.put_codes(out, lane, index * values, &unpacked.codes[..values], scales);
+    }
+    Ok(())
+}
+
+/// Puts one row of `dg-w4a16-v1` codes, two a byte, with the bits of its f16 scales and zero points into a tile.
+fn w4_row(packed: &[u8], scales: &[u16], zeros: &[u16], group: usize, lane: usize, out: &mut [u8]) {
+    const COLUMNS: usize = 32;
+    let mut codes = [0u8; COLUMNS];
+    for (index, bytes) in packed.chunks(COLUMNS / 2).enumerate() {
+        for (pair, byte) in codes.chunks_exact_mut(2).zip(bytes) {
+            (pair[0], pair[1]) = (byte & 15, byte >> 4);
+        }
+        let first = index * COLUMNS;
+        let at = first / group;
+        let scales = Scales { scale: scales[at], offset: zeros[at], ..Scales::default() };
+        Format::W4.put_codes(out, lane, first, &codes, scales);
+    }
+}
+
+fn u16s(bytes: &[u8]) -> Vec<u16> {
+    bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect()
 }

@@ -10,10 +10,8 @@ use serde::Serialize;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::error::ModelError;
-use super::repack::Blueprint;
-use crate::checkpoint::gguf::Gguf;
+use super::repack::{Blueprint, RepackError};
 use crate::checkpoint::mapping::Mapping;
-use crate::checkpoint::quant::QuantError;
 use crate::device::{Device, HostBytes, Purpose};
 use crate::ops::Matrix;
 
@@ -49,7 +47,8 @@ struct Entry<'a> {
     at: usize,
 }
 
-/// Makes the matrices that `blueprints` describe. `progress` hears the share that is done, 0 to 1.
+/// Makes the matrices that `blueprints` describe. `progress` hears the share that is done, 0 to 1. `identity` tells the
+/// checkpoint from every other one.
 ///
 /// Where the device works on host memory and there is a cache folder, the tiles go to a file there and are used in
 /// place, now and at later starts; otherwise they are uploaded piece by piece.
@@ -58,13 +57,13 @@ struct Entry<'a> {
 /// Too little device memory, or what the device says. A cache folder that cannot be used is only logged.
 pub fn load(
     device: &Device,
-    gguf: &Gguf,
+    identity: &str,
     blueprints: &[Blueprint],
     cache_dir: Option<&Path>,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Vec<Matrix>, ModelError> {
     if let Some(dir) = cache_dir.filter(|_| device.info().unified_memory) {
-        match tiles_file(gguf, blueprints, dir, progress) {
+        match tiles_file(identity, blueprints, dir, progress) {
             Ok((map, starts)) => return wrap(device, blueprints, &map, &starts),
             Err(CacheFault::Model(error)) => return Err(error),
             Err(CacheFault::Io(path, error)) => tracing::warn!(
@@ -75,7 +74,7 @@ pub fn load(
             ),
         }
     }
-    upload(device, gguf, blueprints, progress)
+    upload(device, blueprints, progress)
 }
 
 enum CacheFault {
@@ -109,8 +108,7 @@ fn total_bytes(blueprints: &[Blueprint]) -> usize {
 }
 
 /// Repacks a matrix piece by piece; `take` gets each piece and where it starts.
-fn pieces<E: From<QuantError>>(
-    gguf: &Gguf,
+fn pieces<E: From<RepackError>>(
     blueprint: &Blueprint,
     mut take: impl FnMut(usize, &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -121,15 +119,21 @@ fn pieces<E: From<QuantError>>(
         let tiles = at_once.min(blueprint.tiles() - first);
         bounce.clear();
         bounce.resize(tiles * tile_bytes, 0);
-        blueprint.write(gguf, first, &mut bounce)?;
+        blueprint.write(first, &mut bounce)?;
         take(first * tile_bytes, &bounce)?;
+        // What has been repacked is not needed again: memory stays flat whatever the size.
+        let mut last = None;
+        for file in blueprint.files() {
+            if last.replace(file.path()) != Some(file.path()) {
+                file.release();
+            }
+        }
     }
     Ok(())
 }
 
 fn upload(
     device: &Device,
-    gguf: &Gguf,
     blueprints: &[Blueprint],
     progress: &mut dyn FnMut(f32),
 ) -> Result<Vec<Matrix>, ModelError> {
@@ -139,7 +143,7 @@ fn upload(
         .iter()
         .map(|blueprint| {
             let buffer = device.alloc(Purpose::Weights, blueprint.bytes())?;
-            pieces(gguf, blueprint, |at, bytes| -> Result<(), ModelError> {
+            pieces(blueprint, |at, bytes| -> Result<(), ModelError> {
                 device.write(&buffer, at, bytes)?;
                 done += bytes.len();
                 progress(done as f32 / total);
@@ -153,15 +157,15 @@ fn upload(
 /// The mapped file of tiles and where each matrix starts in it; made if it is not there, says something else or is
 /// damaged.
 fn tiles_file(
-    gguf: &Gguf,
+    identity: &str,
     blueprints: &[Blueprint],
     dir: &Path,
     progress: &mut dyn FnMut(f32),
 ) -> Result<(Arc<Mapping>, Vec<usize>), CacheFault> {
     let dir = dir.join("weights");
-    let path = dir.join(format!("{}{TILES}", gguf.identity()));
+    let path = dir.join(format!("{}{TILES}", identity));
     let fault = |error| CacheFault::Io(path.clone(), error);
-    let plan = Plan::new(gguf, blueprints).map_err(|error| fault(error.into()))?;
+    let plan = Plan::new(identity, blueprints).map_err(|error| fault(error.into()))?;
     match plan.open(&path, progress) {
         Ok(map) => {
             // What is used stays when files are dropped; whether the time can be set decides nothing else.
@@ -182,9 +186,9 @@ fn tiles_file(
     fs::create_dir_all(&dir).map_err(fault)?;
     // Under a name that nobody else has: several daemons may be repacking the same model.
     let file = tempfile::Builder::new().suffix(PARTIAL).tempfile_in(&dir).map_err(fault)?;
-    plan.write(gguf, file.as_file(), progress).map_err(|error| match error {
+    plan.write(file.as_file(), progress).map_err(|error| match error {
         PieceFault::Io(error) => fault(error),
-        PieceFault::Quant(error) => CacheFault::Model(error.into()),
+        PieceFault::Repack(error) => CacheFault::Model(error.into()),
     })?;
     // Read before it gets the name, and held from then on: others may drop or replace what has a name.
     let map = plan
@@ -213,7 +217,7 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn new(gguf: &Gguf, blueprints: &'a [Blueprint]) -> Result<Self, serde_json::Error> {
+    fn new(identity: &str, blueprints: &'a [Blueprint]) -> Result<Self, serde_json::Error> {
         // The description's length depends on the offsets in it, so it gets room for any.
         let entries: usize = blueprints.iter().map(|blueprint| blueprint.name.len() + 160 + 8).sum();
         let mut length = crate::ops::round_up(entries + PAGE, PAGE);
@@ -227,7 +231,7 @@ impl<'a> Plan<'a> {
             .collect();
         let header = Header {
             layout: LAYOUT,
-            checkpoint: gguf.identity().to_string(),
+            checkpoint: identity.to_owned(),
             matrices: blueprints
                 .iter()
                 .zip(&starts)
@@ -268,14 +272,14 @@ impl<'a> Plan<'a> {
     }
 
     /// Writes the file: matrices first, then what makes it usable.
-    fn write(&self, gguf: &Gguf, file: &File, progress: &mut dyn FnMut(f32)) -> Result<(), PieceFault> {
+    fn write(&self, file: &File, progress: &mut dyn FnMut(f32)) -> Result<(), PieceFault> {
         use std::os::unix::fs::FileExt;
         let total = total_bytes(self.blueprints) as f32;
         let mut done = 0;
         let mut first_bytes = self.description.clone();
         for (blueprint, &start) in self.blueprints.iter().zip(&self.starts) {
             let mut sum = Xxh3::new();
-            pieces(gguf, blueprint, |at, bytes| -> Result<(), PieceFault> {
+            pieces(blueprint, |at, bytes| -> Result<(), PieceFault> {
                 sum.update(bytes);
                 file.write_all_at(bytes, (start + at) as u64).map_err(PieceFault::Io)?;
                 done += bytes.len();
@@ -316,12 +320,12 @@ fn drop_leftovers(dir: &Path, used: &Path) {
 
 enum PieceFault {
     Io(io::Error),
-    Quant(QuantError),
+    Repack(RepackError),
 }
 
-impl From<QuantError> for PieceFault {
-    fn from(error: QuantError) -> Self {
-        Self::Quant(error)
+impl From<RepackError> for PieceFault {
+    fn from(error: RepackError) -> Self {
+        Self::Repack(error)
     }
 }
 
@@ -329,18 +333,20 @@ impl From<QuantError> for PieceFault {
 #[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+    use crate::checkpoint::gguf::Gguf;
+    use crate::model::repack::Arrangement;
     use std::os::unix::fs::FileExt;
 
-    fn fixture() -> (Gguf, Vec<Blueprint>) {
+    fn fixture() -> (String, Vec<Blueprint>) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/causal-families/llama.gguf");
         let gguf = Gguf::open(&path).unwrap();
         let blueprints = ["blk.0.attn_q.weight", "blk.0.ffn_down.weight"]
             .map(|name| {
-                let tensors = vec![gguf.tensor(name).unwrap().clone()];
-                Blueprint { name: name.to_owned(), tensors, alternating: false }
+                let parts = vec![gguf.rows(gguf.tensor(name).unwrap())];
+                Blueprint { name: name.to_owned(), parts, arrangement: Arrangement::Stacked }
             })
             .to_vec();
-        (gguf, blueprints)
+        (gguf.identity().to_string(), blueprints)
     }
 
     fn names(dir: &Path) -> Vec<String> {
@@ -353,20 +359,20 @@ mod tests {
     }
 
     /// The file's number tells a file that was kept from one that was made again.
-    fn made(gguf: &Gguf, blueprints: &[Blueprint], dir: &Path) -> (u64, Arc<Mapping>) {
-        let Ok((map, _)) = tiles_file(gguf, blueprints, dir, &mut |_| {}) else { panic!("no tiles") };
+    fn made(identity: &str, blueprints: &[Blueprint], dir: &Path) -> (u64, Arc<Mapping>) {
+        let Ok((map, _)) = tiles_file(identity, blueprints, dir, &mut |_| {}) else { panic!("no tiles") };
         (map.stamp().inode, map)
     }
 
     #[test]
     fn damaged_files_are_made_again_and_sound_ones_kept() {
-        let (gguf, blueprints) = fixture();
+        let (identity, blueprints) = fixture();
         let dir = tempfile::tempdir().unwrap();
-        let (first, sound) = made(&gguf, &blueprints, dir.path());
-        assert_eq!(made(&gguf, &blueprints, dir.path()).0, first);
-        let path = dir.path().join("weights").join(format!("{}.tiles", gguf.identity()));
+        let (first, sound) = made(&identity, &blueprints, dir.path());
+        assert_eq!(made(&identity, &blueprints, dir.path()).0, first);
+        let path = dir.path().join("weights").join(format!("{}.tiles", identity));
         let whole = fs::read(&path).unwrap();
-        let plan = Plan::new(&gguf, &blueprints).unwrap();
+        let plan = Plan::new(&identity, &blueprints).unwrap();
         let [first_start, second_start] = plan.starts[..] else { panic!("two matrices") };
         let last = second_start + blueprints[1].bytes() - 1;
         for at in [0, 9, plan.description.len(), plan.description.len() + 15, first_start, last] {
@@ -374,19 +380,19 @@ mod tests {
             // In place, as a bad disk does it.
             let file = File::options().write(true).open(&path).unwrap();
             file.write_all_at(&[whole[at] ^ 1], at as u64).unwrap();
-            let (inode, map) = made(&gguf, &blueprints, dir.path());
+            let (inode, map) = made(&identity, &blueprints, dir.path());
             assert_ne!(inode, std::os::unix::fs::MetadataExt::ino(&before), "byte {at}");
             assert!((*map).as_ref() == whole, "byte {at}");
         }
         fs::write(&path, &whole[..whole.len() - 1]).unwrap();
-        assert!((*made(&gguf, &blueprints, dir.path()).1).as_ref() == whole);
+        assert!((*made(&identity, &blueprints, dir.path()).1).as_ref() == whole);
         drop(sound);
         assert_eq!(names(dir.path()).len(), 1, "nothing half-written stays");
     }
 
     #[test]
     fn only_files_used_last_stay() {
-        let (gguf, blueprints) = fixture();
+        let (identity, blueprints) = fixture();
         let dir = tempfile::tempdir().unwrap();
         let weights = dir.path().join("weights");
         fs::create_dir(&weights).unwrap();
@@ -400,10 +406,10 @@ mod tests {
             let file = File::create(weights.join(name)).unwrap();
             file.set_modified(now - Duration::from_secs(3600 * hours)).unwrap();
         }
-        made(&gguf, &blueprints, dir.path());
+        made(&identity, &blueprints, dir.path());
         let mut expected =
             ["b.tiles", "d.tiles", "e.tiles", "new.partial", "other"].map(str::to_owned).to_vec();
-        expected.push(format!("{}.tiles", gguf.identity()));
+        expected.push(format!("{}.tiles", identity));
         expected.sort();
         assert_eq!(names(dir.path()), expected);
     }

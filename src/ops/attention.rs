@@ -1,6 +1,7 @@
 //! Rotary embedding, the key-value cache of a layer, and attention over it.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use half::f16;
@@ -20,6 +21,10 @@ const ROWS: usize = 8;
 pub const ROTATE_START: usize = 11;
 /// Index of the argument of [`Kernels::attention`] that holds the position of the first row.
 pub const ATTENTION_START: usize = 7;
+
+/// Flags of `cl/attention.cl`.
+const HEAD_NORMS: i32 = 1;
+const VALUE_NORMS: i32 = 2;
 
 /// Number type of a key-value cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -71,7 +76,8 @@ pub struct Cache {
     pub keys: Buffer,
     /// `[kv head][position][head size]`.
     pub values: Buffer,
-    /// Positions it holds, a multiple of 64.
+    /// Positions it holds, a multiple of 64. Position p lies in slot p % capacity: with a window, what is out of sight
+    /// may be written over.
     pub capacity: usize,
     /// Key-value heads.
     pub heads: usize,
@@ -105,6 +111,17 @@ impl Cache {
     }
 }
 
+/// Which two values of a head turn together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairing {
+    /// Neighbours: (2i, 2i + 1).
+    Neighbours,
+    /// Halves of what is rotated: (i, i + rotated / 2).
+    RotatedHalves,
+    /// Halves of the head, of which only the first pairs turn: (i, i + head size / 2).
+    HeadHalves,
+}
+
 /// What [`Kernels::rotate_and_cache`] does to rows of queries, keys and values.
 #[derive(Debug, Clone, Copy)]
 pub struct Rotation<'a> {
@@ -116,16 +133,18 @@ pub struct Rotation<'a> {
     pub q_heads: usize,
     /// First value of the keys in a row.
     pub k_at: usize,
-    /// First value of the values in a row.
+    /// First value of the values in a row; the same as `k_at` where the raw keys are the values.
     pub v_at: usize,
     /// f32 `[position][half_rotated][cos, sin]`.
     pub angles: &'a Buffer,
     /// Pairs of a head that are rotated.
     pub half_rotated: usize,
-    /// Pairs are neighbours (2i, 2i + 1); otherwise (i, i + half).
-    pub interleaved: bool,
+    /// Which values are a pair.
+    pub pairing: Pairing,
     /// Weights of the RMS norms of query and key heads.
     pub norms: Option<(&'a Buffer, &'a Buffer)>,
+    /// Value heads get an RMS norm without a weight.
+    pub value_norms: bool,
     /// Added to the mean of squares in norms.
     pub epsilon: f32,
 }
@@ -145,6 +164,8 @@ pub struct Attention<'a> {
     pub q_heads: usize,
     /// Positions a row sees, itself included; none: all up to itself.
     pub window: Option<usize>,
+    /// The rows are a canvas: each sees all of them, and as much of what is before the canvas as its first row does.
+    pub canvas: bool,
     /// Scores are multiplied by it.
     pub scale: f32,
 }
@@ -181,6 +202,12 @@ impl Kernels {
             )
         })?;
         let (q_norm, k_norm) = rotation.norms.unwrap_or((self.unused(), self.unused()));
+        let gap = match rotation.pairing {
+            Pairing::Neighbours => 1,
+            Pairing::RotatedHalves => rotation.half_rotated,
+            Pairing::HeadHalves => head / 2,
+        };
+        let norms = rotation.norms.map_or(0, |_| HEAD_NORMS) | if rotation.value_norms { VALUE_NORMS } else { 0 };
         Ok(Launch::with_args(
             &self.attention_kernel(device, head, cache.kind, OP)?,
             &[
@@ -198,8 +225,8 @@ impl Kernels {
                 Arg::I32(0),
                 Arg::I32(int(OP, "capacity", cache.capacity)?),
                 Arg::I32(int(OP, "rotated pairs", rotation.half_rotated)?),
-                Arg::I32(i32::from(rotation.interleaved)),
-                Arg::I32(i32::from(rotation.norms.is_some())),
+                Arg::I32(int(OP, "pairs' gap", gap)?),
+                Arg::I32(norms),
                 Arg::F32(rotation.epsilon),
             ],
             &[rows],
@@ -251,6 +278,7 @@ impl Kernels {
                 Arg::I32(int(OP, "window", window)?),
                 Arg::I32(int(OP, "capacity", cache.capacity)?),
                 Arg::I32(int(OP, "heads of a group", attention.q_heads / cache.heads)?),
+                Arg::I32(if attention.canvas { int(OP, "rows", rows)? } else { 0 }),
                 Arg::F32(attention.scale),
             ],
             &[attention.q_heads, rows.div_ceil(ROWS)],
@@ -259,15 +287,14 @@ impl Kernels {
     }
 }
 
-/// CPU reference: one query head at `position` over keys and values `[position][head size]` of its cache head, which
-/// are rounded as the cache does.
+/// CPU reference: one query head that sees the positions `seen` of keys and values `[position][head size]` of its cache
+/// head, which are rounded as the cache does.
 pub fn attention_reference(
     kind: CacheKind,
     q: &[f32],
     keys: &[Vec<f32>],
     values: &[Vec<f32>],
-    position: usize,
-    window: usize,
+    seen: RangeInclusive<usize>,
     scale: f32,
 ) -> Vec<f64> {
     let rounded = |v: f32| {
@@ -276,7 +303,6 @@ pub fn attention_reference(
             CacheKind::F32 => v,
         })
     };
-    let seen = (position + 1).saturating_sub(window)..=position;
     let scores: Vec<f64> = seen
         .clone()
         .map(|p| {

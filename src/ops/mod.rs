@@ -9,10 +9,11 @@ mod format;
 mod kernels;
 mod matmul;
 mod peak;
+mod rows;
 mod self_test;
 
 pub use attention::{
-    ATTENTION_START, Attention, Cache, CacheKind, ROTATE_START, Rotation, attention_reference,
+    ATTENTION_START, Attention, Cache, CacheKind, Pairing, ROTATE_START, Rotation, attention_reference,
 };
 pub use format::{Format, ROW_MULTIPLE, Scales, TILE};
 pub use kernels::{Kernels, OpsError};

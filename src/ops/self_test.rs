@@ -297,8 +297,9 @@ fn attention(device: &Device, kernels: &Kernels, head_size: usize, kind: CacheKi
                 v_at,
                 angles: &angles,
                 half_rotated: half,
-                interleaved: false,
+                pairing: Pairing::RotatedHalves,
                 norms: None,
+                value_norms: false,
                 epsilon: 0.0,
             };
             let looks = Attention {
@@ -308,6 +309,7 @@ fn attention(device: &Device, kernels: &Kernels, head_size: usize, kind: CacheKi
                 out_stride: stride,
                 q_heads: Q_HEADS,
                 window: Some(WINDOW),
+                canvas: false,
                 scale,
             };
             let mut rotate = kernels.rotate_and_cache(device, &rotation, &cache, rows)?;
@@ -332,7 +334,7 @@ fn attention(device: &Device, kernels: &Kernels, head_size: usize, kind: CacheKi
     for row in [0, WINDOW - 1, WINDOW, ROWS - 1] {
         for q_head in 0..Q_HEADS {
             let q = &qkv[row * stride + q_head * head_size..][..head_size];
-            let expected = attention_reference(kind, q, &keys, &values, row, WINDOW, scale);
+            let expected = attention_reference(kind, q, &keys, &values, (row + 1).saturating_sub(WINDOW)..=row, scale);
             let found = &together[(row * Q_HEADS + q_head) * head_size..][..head_size];
             compare(device, "attention", found, &expected, 1e-5)?;
         }

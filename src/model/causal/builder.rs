@@ -5,7 +5,7 @@ use super::{Causal, Logits};
 use crate::device::Buffer;
 use crate::model::error::ModelError;
 use crate::model::pass::Pass;
-use crate::ops::{ATTENTION_START, Attention, Finish, Matrix, Output, ROTATE_START, Rotation, RowInput};
+use crate::ops::{ATTENTION_START, Attention, Finish, Matrix, Output, Pairing, ROTATE_START, Rotation, RowInput};
 
 /// A pass of `rows` rows through `model`.
 ///
@@ -115,8 +115,9 @@ impl<'a> Builder<'a> {
             v_at: model.strides.v_at,
             angles: &layer.angles,
             half_rotated: model.config.rotated / 2,
-            interleaved: model.config.interleaved,
+            pairing: if model.config.interleaved { Pairing::Neighbours } else { Pairing::RotatedHalves },
             norms: layer.head_norms.as_ref().map(|(q, k)| (q, k)),
+            value_norms: false,
             epsilon: model.config.epsilon,
         };
         let launch = model.kernels.rotate_and_cache(&model.device, &rotation, &layer.cache, self.rows)?;
@@ -133,6 +134,7 @@ impl<'a> Builder<'a> {
             out_stride: model.strides.attended,
             q_heads: model.config.heads,
             window: layer.window,
+            canvas: false,
             scale: layer.scale,
         };
         let launch = model.kernels.attention(&model.device, &attention, &layer.cache, self.rows)?;

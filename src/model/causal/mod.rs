@@ -40,17 +40,6 @@ pub struct LoadOptions {
     pub cache_dir: Option<PathBuf>,
 }
 
-/// Bytes a model takes on its device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryPlan {
-    /// Repacked matrices and norms.
-    pub weights: usize,
-    /// Keys and values of all layers.
-    pub kv_cache: usize,
-    /// Activations, logits and tables.
-    pub scratch: usize,
-}
-
 /// Which rows of a pass get logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Logits {
@@ -99,25 +88,7 @@ impl Causal {
         let parts = Parts::find(&gguf, &config)?;
         let scratch_rows = parts.scratch_rows(&config, rows, logit_rows);
         let plan = parts.plan(&config, &strides, options, scratch_rows);
-        let report = device.memory();
-        let needed = plan.weights + plan.kv_cache + plan.scratch;
-        if needed as u64 > report.budget.saturating_sub(report.total) {
-            return Err(ModelError::TooLarge {
-                weights_mib: plan.weights as u64 >> 20,
-                kv_mib: plan.kv_cache as u64 >> 20,
-                scratch_mib: plan.scratch as u64 >> 20,
-                context: options.context,
-                limit_mib: report.budget >> 20,
-            });
-        }
-        tracing::info!(
-            weights_mib = plan.weights >> 20,
-            kv_cache_mib = plan.kv_cache >> 20,
-            scratch_mib = plan.scratch >> 20,
-            limit_mib = report.budget >> 20,
-            context = options.context,
-            "memory plan"
-        );
+        plan.check(&device, options.context)?;
 
         let kernels = Kernels::new(&device)?;
         let mut formats: Vec<Format> = parts.blueprints.iter().map(Blueprint::format).collect();
@@ -126,7 +97,7 @@ impl Causal {
         self_test(&device, &kernels, &formats, config.head_size, options.cache)?;
         progress(0.05);
         let matrices =
-            weights::load(&device, &gguf, &parts.blueprints, options.cache_dir.as_deref(), &mut |share| {
+            weights::load(&device, &gguf.identity().to_string(), &parts.blueprints, options.cache_dir.as_deref(), &mut |share| {
                 progress(0.05 + 0.9 * share)
             })?;
         let loader = Loader { device: &device, gguf: &gguf, config: &config, options };

@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 
 use super::scratch::{Scratch, ScratchRows, Strides};
-use super::{LoadOptions, MemoryPlan};
+use super::LoadOptions;
 use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::model::config::CausalConfig;
 use crate::model::error::ModelError;
-use crate::model::repack::Blueprint;
+use crate::model::plan::MemoryPlan;
+use crate::model::repack::{Arrangement, Blueprint};
 use crate::ops::{Cache, STRIDE_MULTIPLE, round_up};
 
 /// The matrices and vectors that a file gives, and which of them belong where.
@@ -38,8 +39,15 @@ pub(super) struct LayerShape {
 }
 
 impl Parts {
-    fn add(&mut self, name: String, tensors: Vec<TensorInfo>, alternating: bool) -> usize {
-        self.blueprints.push(Blueprint { name, tensors, alternating });
+    fn add(
+        &mut self,
+        gguf: &Gguf,
+        name: String,
+        tensors: &[TensorInfo],
+        arrangement: Arrangement,
+    ) -> usize {
+        let parts = tensors.iter().map(|tensor| gguf.rows(tensor)).collect();
+        self.blueprints.push(Blueprint { name, parts, arrangement });
         self.blueprints.len() - 1
     }
 
@@ -66,7 +74,7 @@ impl Parts {
             let layer = parts.layer(gguf, config, index)?;
             parts.layers.push(layer);
         }
-        parts.head = parts.add("output".to_owned(), vec![head], false);
+        parts.head = parts.add(gguf, "output".to_owned(), &[head], Arrangement::Stacked);
         parts.refuse_the_rest(gguf)?;
         Ok(parts)
     }
@@ -82,11 +90,14 @@ impl Parts {
         let used: HashSet<&str> = self
             .blueprints
             .iter()
-            .flat_map(|blueprint| &blueprint.tensors)
-            .chain([&self.head_norm, &self.embedding])
-            .chain(&self.rope_divisors)
-            .chain(layers)
-            .map(|tensor| tensor.name.as_str())
+            .flat_map(|blueprint| blueprint.parts.iter().map(|part| part.name.as_str()))
+            .chain(
+                [&self.head_norm, &self.embedding]
+                    .into_iter()
+                    .chain(&self.rope_divisors)
+                    .chain(layers)
+                    .map(|tensor| tensor.name.as_str()),
+            )
             .collect();
         let unused: Vec<&str> = gguf
             .tensors()
@@ -133,19 +144,20 @@ impl Parts {
                 _ => joined.push((vec![tensor], at)),
             }
         }
+        let stacked = Arrangement::Stacked;
         let qkv = joined
             .into_iter()
-            .map(|(tensors, at)| (self.add(name(&format!("qkv from {at}")), tensors, false), at))
+            .map(|(tensors, at)| (self.add(gguf, name(&format!("qkv from {at}")), &tensors, stacked), at))
             .collect();
-        let output = self.add(name("attn_output"), vec![tensor("attn_output", [q, hidden])?], false);
+        let output = self.add(gguf, name("attn_output"), &[tensor("attn_output", [q, hidden])?], stacked);
         let (gate, up) = (tensor("ffn_gate", [hidden, inner])?, tensor("ffn_up", [hidden, inner])?);
         let gate_up = if gate.ty == up.ty {
-            (self.add(name("ffn_gate_up"), vec![gate, up], true), None)
+            (self.add(gguf, name("ffn_gate_up"), &[gate, up], Arrangement::Paired), None)
         } else {
-            let gate = self.add(name("ffn_gate"), vec![gate], false);
-            (gate, Some(self.add(name("ffn_up"), vec![up], false)))
+            let gate = self.add(gguf, name("ffn_gate"), &[gate], stacked);
+            (gate, Some(self.add(gguf, name("ffn_up"), &[up], stacked)))
         };
-        let down = self.add(name("ffn_down"), vec![tensor("ffn_down", [inner, hidden])?], false);
+        let down = self.add(gguf, name("ffn_down"), &[tensor("ffn_down", [inner, hidden])?], stacked);
         Ok(LayerShape {
             qkv,
             output,
