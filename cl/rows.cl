@@ -1,7 +1,6 @@
 // Whole rows of activations.
 
-// Prepares each row and packs it for `matmul`: packed [groups][rows][32]; sums [groups][rows] over 32 columns, then
-// [groups][2][rows] over 16. One work-item a row. h: local f32 [32 * groups].
+// Prepares each row and packs it for `matmul` (pack.h). One work-item a row. h: local f32 [32 * groups].
 EXPLICIT_VECTOR kernel void pack_rows(global const float* x, global const float* branch,
                                       global const float* branch_weight, global const float* norm_weight,
                                       global float* new_rows, global float* packed, global float* sums, int flags, int n,
@@ -9,15 +8,8 @@ EXPLICIT_VECTOR kernel void pack_rows(global const float* x, global const float*
     const int row = get_global_id(0), rows = get_global_size(0);
     const size_t at = (size_t)row * stride;
     prepare_row(x + at, branch + at, branch_weight, norm_weight, new_rows + at, 1, flags, n, groups * GROUP, epsilon, h);
-    for (int g = 0; g < groups; g++) {
-        float16 a = vload16(2 * g, h), b = vload16(2 * g + 1, h);
-        global float* out = packed + ((size_t)g * rows + row) * GROUP;
-        vstore16(a, 0, out);
-        vstore16(b, 1, out);
-        sums[(size_t)g * rows + row] = sum_lanes(a + b);
-        sums[(size_t)(groups + 2 * g) * rows + row] = sum_lanes(a);
-        sums[(size_t)(groups + 2 * g + 1) * rows + row] = sum_lanes(b);
-    }
+    for (int g = 0; g < groups; g++)
+        pack_group(vload16(2 * g, h), vload16(2 * g + 1, h), packed, sums, g, groups, row, rows);
 }
 
 // Each row becomes its RMS norm without a weight: rows f32 [rows][stride], zero from n on. One work-item a row.

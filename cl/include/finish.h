@@ -14,6 +14,11 @@ inline float16 gelu_tanh(float16 x) {
     return 0.5f * x * (1.0f + tanh(0.7978845608028654f * (x + 0.044715f * x * x * x)));
 }
 
+// activation(gate) * up, by FINISH_SILU or FINISH_GELU.
+inline float16 gated(int finish, float16 gate, float16 up) {
+    return (finish == FINISH_SILU ? silu(gate) : gelu_tanh(gate)) * up;
+}
+
 // Stores a pair of tiles (32 outputs, or 16 where the pair is gate and up) of one row.
 inline void finish_pair(int finish, float16 first, float16 second, int pair, global const float* other, global float* y) {
     switch (finish) {
@@ -21,8 +26,8 @@ inline void finish_pair(int finish, float16 first, float16 second, int pair, glo
         first += vload16(2 * pair, other);
         second += vload16(2 * pair + 1, other);
         break;
-    case FINISH_SILU: vstore16(silu(first) * second, pair, y); return;
-    case FINISH_GELU: vstore16(gelu_tanh(first) * second, pair, y); return;
+    case FINISH_SILU:
+    case FINISH_GELU: vstore16(gated(finish, first, second), pair, y); return;
     case FINISH_SILU_WITH:
         first *= silu(vload16(2 * pair, other));
         second *= silu(vload16(2 * pair + 1, other));

@@ -4,7 +4,7 @@
 //
 // Codes are unsigned; nibble i of a word belongs to column 8*word + i. A weight is
 //     affine formats   scale * code + offset          (offset negative or zero for most)
-//     centred formats  scale * (code - CENTRE)
+//     centred formats  scale * (code - CENTRE), or scale * (code - zero) where each block has its own
 // so that a group's share of a dot product is  scale * (sum code*x - CENTRE * sum x)  or  scale * sum code*x + offset * sum x.
 // The sums of x are made once per activation, not once per output.
 //
@@ -23,6 +23,7 @@
 #define FORMAT_Q4_K 8
 #define FORMAT_Q5_K 9
 #define FORMAT_Q6_K 10
+#define FORMAT_W4 11
 
 // BLOCK_GROUPS: groups of 32 columns in a block. SCALE_BYTES: bytes before the codes. GROUP_BYTES: code bytes a group.
 #if FORMAT == FORMAT_F32
@@ -83,6 +84,12 @@
 #define HIGH_BITS 2
 #define SLOT_BITS 4
 #define CENTRE 32.0f
+#elif FORMAT == FORMAT_W4
+#define BLOCK_GROUPS 2
+#define SCALE_BYTES 64 // half scale[16], zero[16], for all 64 columns
+#define GROUP_BYTES 256
+#define SLOT_BITS 4
+#define OFFSET_IS_ZERO // what group_offset gives is the code that stands for zero
 #else
 #error "FORMAT names no weight format"
 #endif
@@ -215,6 +222,8 @@ inline float16 group_scale(global const uchar* tile, int s) {
 #elif FORMAT == FORMAT_Q6_K
     global const uchar* block = tile + (size_t)(s / 16) * BLOCK_BYTES;
     return vload_half16(0, (global const half*)block) * convert_float16(vload16(s % 16, (global const char*)(block + 64)));
+#elif FORMAT == FORMAT_W4
+    return vload_half16(0, (global const half*)(tile + (size_t)(s / BLOCK_GROUPS) * BLOCK_BYTES));
 #elif SCALE_BYTES > 0
     global const uchar* block = tile + (size_t)(s / BLOCK_GROUPS) * BLOCK_BYTES;
     return vload_half16(s % BLOCK_GROUPS, (global const half*)block);
@@ -223,7 +232,7 @@ inline float16 group_scale(global const uchar* tile, int s) {
 #endif
 }
 
-// Offset of group s: the addend of an affine weight.
+// Offset of group s: the addend of an affine weight, or the code that stands for zero.
 inline float16 group_offset(global const uchar* tile, int s) {
 #if FORMAT == FORMAT_Q4_K || FORMAT == FORMAT_Q5_K
     global const uchar* block = tile + (size_t)(s / 8) * BLOCK_BYTES;
@@ -231,6 +240,8 @@ inline float16 group_offset(global const uchar* tile, int s) {
 #elif FORMAT == FORMAT_Q4_1 || FORMAT == FORMAT_Q5_1
     global const uchar* block = tile + (size_t)s * BLOCK_BYTES;
     return vload_half16(1, (global const half*)block);
+#elif FORMAT == FORMAT_W4
+    return vload_half16(1, (global const half*)(tile + (size_t)(s / BLOCK_GROUPS) * BLOCK_BYTES));
 #else
     return 0.0f;
 #endif
@@ -240,6 +251,8 @@ inline float16 group_offset(global const uchar* tile, int s) {
 inline float16 add_group(float16 result, float16 dot, float sum, float16 scale, float16 offset) {
 #ifdef CENTRE
     return fma(scale, fma((float16)(-CENTRE), (float16)sum, dot), result);
+#elif defined(OFFSET_IS_ZERO)
+    return fma(scale, fma(-offset, (float16)sum, dot), result);
 #elif SCALE_BYTES > 0
     return fma(offset, (float16)sum, fma(scale, dot, result));
 #else

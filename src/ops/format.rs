@@ -13,7 +13,7 @@ const GROUP: usize = 32;
 
 /// A weight format of the kernels; the numbers are those of `FORMAT_…` in `cl/include/weights.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs)] // named like the GGUF types they hold
+#[allow(missing_docs)] // named like the GGUF types they hold, W4 like the experts of dg-w4a16-v1
 pub enum Format {
     F32 = 0,
     F16 = 1,
@@ -26,6 +26,7 @@ pub enum Format {
     Q4K = 8,
     Q5K = 9,
     Q6K = 10,
+    W4 = 11,
 }
 
 /// Scales of one block of one row as stored in the file: bits of f16 and small integers.
@@ -33,7 +34,8 @@ pub enum Format {
 pub struct Scales<'a> {
     /// Bits of the f16 scale.
     pub scale: u16,
-    /// Bits of the f16 offset (added for Q4_1 and Q5_1, subtracted for K formats); 0 where there is none.
+    /// Bits of the f16 offset: added for Q4_1 and Q5_1, subtracted for K formats, subtracted from the code for W4; 0
+    /// where there is none.
     pub offset: u16,
     /// Integer scales of the groups of a K format: 8, or 16 signed ones for Q6_K.
     pub scales: &'a [u8],
@@ -43,7 +45,7 @@ pub struct Scales<'a> {
 
 impl Format {
     /// All formats, in the order of their numbers.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
@@ -55,6 +57,7 @@ impl Format {
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
+        Self::W4,
     ];
 
     /// The name people know, as in `Q4_K`.
@@ -71,6 +74,7 @@ impl Format {
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::W4 => "W4",
         }
     }
 
@@ -78,12 +82,22 @@ impl Format {
     pub fn block_groups(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 | Self::Q4_1 | Self::Q5_1 => 1,
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => 2,
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::W4 => 2,
             Self::Q4K | Self::Q5K | Self::Q6K => 8,
         }
     }
 
-    /// Columns that share a scale.
+    /// Codes that [`put_codes`](Self::put_codes) takes at a time, those of one [`Scales`]; 1 for plain numbers.
+    pub fn block_codes(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => 1,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => GROUP,
+            Self::W4 => 2 * GROUP,
+            Self::Q4K | Self::Q5K | Self::Q6K => 8 * GROUP,
+        }
+    }
+
+    /// Columns that share a scale in the kernels' arithmetic.
     pub fn scale_group(self) -> usize {
         if self == Self::Q6K { 16 } else { GROUP }
     }
@@ -91,7 +105,7 @@ impl Format {
     fn scale_bytes(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 0,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 64,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::W4 => 64,
             Self::Q4K | Self::Q5K | Self::Q6K => 320,
         }
     }
@@ -100,7 +114,7 @@ impl Format {
         match self {
             Self::F32 => 2048,
             Self::F16 | Self::Bf16 => 1024,
-            Self::Q4_0 | Self::Q4_1 | Self::Q4K => 256,
+            Self::Q4_0 | Self::Q4_1 | Self::Q4K | Self::W4 => 256,
             Self::Q5_0 | Self::Q5_1 | Self::Q5K => 320,
             Self::Q6K => 384,
             Self::Q8_0 => 512,
@@ -152,8 +166,9 @@ impl Format {
         (block, block + self.scale_bytes() + group % self.block_groups() * self.group_bytes())
     }
 
-    /// Puts one block of one row (32 codes, or 256 of a K format) into a zeroed tile, as its `lane`-th row from
-    /// column `first` on. `tile` must be [`tile_bytes`](Self::tile_bytes) long and `first` a multiple of the block.
+    /// Puts [`block_codes`](Self::block_codes) codes of one row into a zeroed tile, as its `lane`-th row from column
+    /// `first` on; a row's last block may be shorter by whole groups of 32. `tile` must be
+    /// [`tile_bytes`](Self::tile_bytes) long and `first` a multiple of `block_codes`.
     pub fn put_codes(self, tile: &mut [u8], lane: usize, first: usize, codes: &[u8], scales: Scales<'_>) {
         let (block, _) = self.place(first);
         let half_of_block = match self {
@@ -162,7 +177,7 @@ impl Format {
         };
         let at = block + half_of_block + lane * 2;
         tile[at..at + 2].copy_from_slice(&scales.scale.to_le_bytes());
-        if matches!(self, Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K) {
+        if matches!(self, Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K | Self::W4) {
             let at = block + 32 + lane * 2;
             tile[at..at + 2].copy_from_slice(&scales.offset.to_le_bytes());
         }
@@ -245,6 +260,7 @@ impl Format {
                 f16_at(block + column / GROUP % 2 * 32 + lane * 2) * (code - self.centre())
             }
             Self::Q4_1 | Self::Q5_1 => f16_at(block + lane * 2) * code + f16_at(block + 32 + lane * 2),
+            Self::W4 => f16_at(block + lane * 2) * (code - f16_at(block + 32 + lane * 2)),
             Self::Q6K => {
                 let scale = tile[block + 64 + column / 16 % 16 * TILE + lane] as i8;
                 f16_at(block + lane * 2) * f32::from(scale) * (code - self.centre())

@@ -12,9 +12,13 @@ const COMMON: &str = include_str!("../../cl/include/common.h");
 const WEIGHTS: &str = include_str!("../../cl/include/weights.h");
 const PREPARE: &str = include_str!("../../cl/include/prepare.h");
 const FINISH: &str = include_str!("../../cl/include/finish.h");
+const PACK: &str = include_str!("../../cl/include/pack.h");
+const PRODUCT: &str = include_str!("../../cl/include/product.h");
 const MATMUL: &str = include_str!("../../cl/matmul.cl");
 const ROWS: &str = include_str!("../../cl/rows.cl");
 const PEAK: &str = include_str!("../../cl/peak.cl");
+const MOE: &str = include_str!("../../cl/moe.cl");
+const EXPERTS: &str = include_str!("../../cl/experts.cl");
 const ATTENTION: &str = include_str!("../../cl/attention.cl");
 
 /// Division and square root are rounded correctly, so that a row's norm has one value whatever the compiler makes
@@ -103,7 +107,7 @@ impl Kernels {
             (
                 format!("matmul.cl ({})", format.name()),
                 format!(
-                    "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PREPARE}{FINISH}{MATMUL}"
+                    "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PRODUCT}{PREPARE}{FINISH}{MATMUL}"
                 ),
             )
         })
@@ -118,7 +122,38 @@ impl Kernels {
     }
 
     pub(super) fn rows_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
-        self.kernel(device, ("rows", 0), name, || ("rows.cl".to_owned(), format!("{COMMON}{PREPARE}{ROWS}")))
+        self.kernel(device, ("rows", 0), name, || {
+            ("rows.cl".to_owned(), format!("{COMMON}{PREPARE}{PACK}{ROWS}"))
+        })
+    }
+
+    /// Rows that the many-row kernels take at once.
+    pub(super) fn rows_at_once(&self) -> usize {
+        self.rows_at_once
+    }
+
+    pub(super) fn moe_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
+        self.kernel(device, ("moe", 0), name, || {
+            ("moe.cl".to_owned(), format!("{COMMON}{PREPARE}{PACK}{MOE}"))
+        })
+    }
+
+    pub(super) fn experts_kernel(
+        &self,
+        device: &Device,
+        format: Format,
+        name: &str,
+    ) -> Result<Kernel, OpsError> {
+        let number = format as usize;
+        let rows = self.rows_at_once;
+        self.kernel(device, ("experts", number), name, || {
+            (
+                format!("experts.cl ({})", format.name()),
+                format!(
+                    "#define FORMAT {number}\n#define ROWS {rows}\n{COMMON}{WEIGHTS}{PRODUCT}{FINISH}{PACK}{EXPERTS}"
+                ),
+            )
+        })
     }
 
     pub(super) fn attention_kernel(

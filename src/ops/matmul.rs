@@ -23,7 +23,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    fn groups(&self) -> usize {
+    pub(super) fn groups(&self) -> usize {
         self.format.padded_columns(self.columns) / 32
     }
 
@@ -62,7 +62,7 @@ const ADD_BRANCH: i32 = 1;
 const NORM: i32 = 2;
 
 impl RowInput<'_> {
-    fn flags(&self) -> i32 {
+    pub(super) fn flags(&self) -> i32 {
         self.branch.map_or(0, |_| ADD_BRANCH) | self.norm.map_or(0, |_| NORM)
     }
 }
@@ -90,7 +90,7 @@ pub enum Finish<'a> {
 }
 
 impl Finish<'_> {
-    fn number(&self) -> i32 {
+    pub(super) fn number(&self) -> i32 {
         match self {
             Self::Store => 0,
             Self::Add(_) => 1,
@@ -267,7 +267,12 @@ impl Kernels {
         self.check_output(op, matrix, finish, output, rows)
     }
 
-    fn check_input(&self, op: &'static str, input: &RowInput<'_>, rows: usize) -> Result<(), OpsError> {
+    pub(super) fn check_input(
+        &self,
+        op: &'static str,
+        input: &RowInput<'_>,
+        rows: usize,
+    ) -> Result<(), OpsError> {
         let padded = round_up(input.n, STRIDE_MULTIPLE);
         check(op, input.stride >= padded && rows > 0, || {
             format!("{rows} rows of {} values with a stride of {}", input.n, input.stride)

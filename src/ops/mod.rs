@@ -8,6 +8,7 @@ mod check;
 mod format;
 mod kernels;
 mod matmul;
+mod moe;
 mod peak;
 mod rows;
 mod self_test;
@@ -18,6 +19,9 @@ pub use attention::{
 pub use format::{Format, ROW_MULTIPLE, Scales, TILE};
 pub use kernels::{Kernels, OpsError};
 pub use matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
+pub use moe::{
+    COMBINE_SCALAR, CombineInput, Experts, Routing, combine_reference, expert_reference, route_reference,
+};
 pub use peak::{Peak, seconds};
 pub use self_test::self_test;
 

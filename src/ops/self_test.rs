@@ -91,7 +91,7 @@ fn compare(
 /// A matrix of pseudo-random codes and scales, as tiles.
 fn random_tiles(format: Format, rows: usize, columns: usize, sequence: &mut Sequence) -> Vec<u8> {
     let mut tiles = vec![0u8; format.matrix_bytes(rows, columns)];
-    let block = if format.block_groups() == 8 { 256 } else { 32 };
+    let block = format.block_codes();
     for row in 0..rows {
         let size = format.tile_bytes(columns);
         let tile = &mut tiles[row / TILE * size..][..size];
@@ -116,7 +116,12 @@ fn random_tiles(format: Format, rows: usize, columns: usize, sequence: &mut Sequ
             _ => 16,
         };
         for first in (0..columns).step_by(block) {
-            let codes: Vec<u8> = (0..block).map(|_| (sequence.bits() % codes_below) as u8).collect();
+            let codes: Vec<u8> =
+                (first..columns.min(first + block)).map(|_| (sequence.bits() % codes_below) as u8).collect();
+            let offset = match format {
+                Format::W4 => (sequence.bits() % 16) as f32,
+                _ => sequence.next() * 0.3,
+            };
             let small: Vec<u8> = (0..16).map(|_| (sequence.bits() % 64) as u8).collect();
             format.put_codes(
                 tile,
@@ -125,7 +130,7 @@ fn random_tiles(format: Format, rows: usize, columns: usize, sequence: &mut Sequ
                 &codes,
                 Scales {
                     scale: half::f16::from_f32(sequence.next() * 0.05).to_bits(),
-                    offset: half::f16::from_f32(sequence.next() * 0.3).to_bits(),
+                    offset: half::f16::from_f32(offset).to_bits(),
                     scales: match format {
                         Format::Q6K => &small,
                         Format::Q4K | Format::Q5K => &small[..8],

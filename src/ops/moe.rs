@@ -1,0 +1,485 @@
+//! A mixture of experts: the choice of experts for each row, the way of rows to them and back, and the products of all
+//! experts in one launch each.
+//!
+//! A row at one of its experts is a *slot*; `cl/moe.cl` says how slots lie. A pass goes through the launchers in the order
+//! `route`, `sort_rows`, `pack_for_experts`, `expert_gate_up`, `expert_down`, `combine`, all for the same number of rows;
+//! the host reads nothing back in between.
+
+use super::check::{check, holds_floats, int};
+use super::kernels::{Kernels, OpsError};
+use super::matmul::{Activation, Finish, Matrix, RowInput, activate};
+use super::{ROW_MULTIPLE, STRIDE_MULTIPLE, TILE, round_up};
+use crate::device::{Arg, Buffer, Device, Launch, Purpose};
+
+/// Slots that one work-item takes; `ROW_BLOCK` in `cl/moe.cl` and `cl/include/product.h`.
+const ROW_BLOCK: usize = 64;
+
+/// Buffers that carry the rows of a pass to their experts and back.
+#[derive(Debug, Clone)]
+pub struct Routing {
+    /// Experts there are.
+    pub experts: usize,
+    /// Experts that a row goes to.
+    pub top: usize,
+    /// The most rows of a pass.
+    pub rows: usize,
+    /// f32 `[rows][top]`: what each chosen expert's result counts.
+    pub weights: Buffer,
+    /// i32 `[rows][top]`: the slot of a row's choice.
+    places: Buffer,
+    /// i32 `[rows * top]`: the block of a slot.
+    block_of: Buffer,
+    /// i32 `[most blocks][4]`: expert, first slot and number of slots.
+    blocks: Buffer,
+}
+
+impl Routing {
+    /// Buffers for up to `rows` rows that go to `top` of `experts` each.
+    ///
+    /// # Errors
+    /// Numbers that make no sense, or no memory.
+    pub fn new(device: &Device, experts: usize, top: usize, rows: usize) -> Result<Self, OpsError> {
+        const OP: &str = "routing";
+        check(OP, (1..=experts).contains(&top) && rows > 0, || {
+            format!("{rows} rows cannot go to {top} of {experts} experts each")
+        })?;
+        int(OP, "rows times experts a row", rows.saturating_mul(top))?;
+        let buffer = |values: usize| device.alloc(Purpose::Scratch, values * 4);
+        Ok(Self {
+            experts,
+            top,
+            rows,
+            weights: buffer(rows * top)?,
+            places: buffer(rows * top)?,
+            block_of: buffer(rows * top)?,
+            blocks: buffer(most_blocks(experts, rows * top) * 4)?,
+        })
+    }
+
+    /// Bytes of the buffers that [`new`](Self::new) makes.
+    pub fn bytes(experts: usize, top: usize, rows: usize) -> usize {
+        (3 * rows * top + 4 * most_blocks(experts, rows * top)) * 4
+    }
+
+    /// Rows at their experts, for a pass of `rows`.
+    pub fn slots(&self, rows: usize) -> usize {
+        rows * self.top
+    }
+
+    fn check(&self, op: &'static str, rows: usize) -> Result<(), OpsError> {
+        check(op, (1..=self.rows).contains(&rows), || {
+            format!("{rows} rows, the routing was made for 1 to {}", self.rows)
+        })
+    }
+
+    fn holds_chosen(&self, op: &'static str, chosen: &Buffer, rows: usize) -> Result<(), OpsError> {
+        holds_floats(op, "the chosen experts", chosen, self.slots(rows))
+    }
+}
+
+/// However slots fall on experts, they make no more blocks: each expert with slots has at most one block that is not full.
+fn most_blocks(experts: usize, slots: usize) -> usize {
+    let last = experts.min(slots);
+    last + (slots - last) / ROW_BLOCK
+}
+
+/// One projection of all experts: their matrices, one below the other in one buffer.
+///
+/// Each expert has `matrix.rows / experts` rows, a multiple of [`ROW_MULTIPLE`]. Where the projection makes gate and up, their
+/// tiles of 16 outputs alternate inside each expert, so an expert has `2 * round_up(outputs, 16)` rows; padding is zero.
+#[derive(Debug, Clone)]
+pub struct Experts {
+    /// The matrices of all experts.
+    pub matrix: Matrix,
+    /// How many there are.
+    pub experts: usize,
+    /// Results of one expert that are meant: the inner width for gate and up, the hidden size for down.
+    pub outputs: usize,
+}
+
+impl Experts {
+    /// Pairs of tiles of one expert.
+    fn pairs(&self) -> usize {
+        self.matrix.rows / self.experts.max(1) / ROW_MULTIPLE
+    }
+
+    fn check(&self, op: &'static str, routing: &Routing, rows_each: usize) -> Result<(), OpsError> {
+        let matrix = &self.matrix;
+        check(op, self.experts == routing.experts && self.outputs > 0, || {
+            format!("{} experts, the routing was made for {}", self.experts, routing.experts)
+        })?;
+        check(op, matrix.rows == self.experts * rows_each, || {
+            format!(
+                "{} matrices of {} outputs have {} rows together, not {}",
+                self.experts,
+                self.outputs,
+                matrix.rows,
+                self.experts * rows_each
+            )
+        })?;
+        check(op, matrix.buffer.size() >= matrix.bytes(), || {
+            format!("the matrices have {} bytes, their shape needs {}", matrix.buffer.size(), matrix.bytes())
+        })
+    }
+}
+
+/// Index of the argument of `combine` that is its scalar, an f32.
+pub const COMBINE_SCALAR: usize = 9;
+
+/// What `combine` joins. Rows are `stride` values apart, a multiple of [`STRIDE_MULTIPLE`], and zero past their `n` values;
+/// so are the norms' weights.
+#[derive(Debug, Clone, Copy)]
+pub struct CombineInput<'a> {
+    /// f32 `[slots][out_stride]`: what `expert_down` made.
+    pub out: &'a Buffer,
+    /// Values from slot to slot.
+    pub out_stride: usize,
+    /// The dense branch.
+    pub mlp: &'a Buffer,
+    /// The rows that both branches are added to.
+    pub residual: &'a Buffer,
+    /// Weight of the norm of the experts' sum.
+    pub moe_norm: &'a Buffer,
+    /// Weight of the norm of the dense branch.
+    pub mlp_norm: &'a Buffer,
+    /// Weight of the norm of the branches' sum.
+    pub join_norm: &'a Buffer,
+    /// Factor of the result; see [`COMBINE_SCALAR`].
+    pub scalar: f32,
+    /// Values in a row.
+    pub n: usize,
+    /// Values from row to row.
+    pub stride: usize,
+    /// Added to the mean of squares in norms.
+    pub epsilon: f32,
+}
+
+impl Kernels {
+    /// Chooses the experts of `rows` rows. `scores`: f32 `[rows][stride]`, the router's logits over all experts;
+    /// `per_expert_scale`: f32 `[experts]`; `chosen`: i32 `[rows][top]`, what is chosen, by falling score and the lower index
+    /// first among equals. Their softmax over all experts, divided by the sum of the chosen and times the expert's scale,
+    /// goes to `routing.weights`. A NaN among a row's scores makes all its weights NaN; its indices stay valid.
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    #[allow(clippy::too_many_arguments)] // each is one operand
+    pub fn route(
+        &self,
+        device: &Device,
+        scores: &Buffer,
+        stride: usize,
+        per_expert_scale: &Buffer,
+        chosen: &Buffer,
+        routing: &Routing,
+        rows: usize,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "route";
+        routing.check(OP, rows)?;
+        check(OP, stride >= routing.experts, || {
+            format!("scores of {} experts with a stride of {stride}", routing.experts)
+        })?;
+        holds_floats(OP, "the scores", scores, (rows - 1) * stride + routing.experts)?;
+        holds_floats(OP, "the experts' scales", per_expert_scale, routing.experts)?;
+        routing.holds_chosen(OP, chosen, rows)?;
+        Ok(Launch::with_args(
+            &self.moe_kernel(device, OP)?,
+            &[
+                Arg::Buffer(scores),
+                Arg::Buffer(per_expert_scale),
+                Arg::Buffer(chosen),
+                Arg::Buffer(&routing.weights),
+                Arg::I32(int(OP, "experts", routing.experts)?),
+                Arg::I32(int(OP, "experts a row", routing.top)?),
+                Arg::I32(int(OP, "stride", stride)?),
+                Arg::Local(routing.experts * 4),
+            ],
+            &[rows],
+            Some(&[1]),
+        )?)
+    }
+
+    /// Sorts the slots of `rows` rows by expert, inside an expert by row, and cuts them into blocks.
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    pub fn sort_rows(
+        &self,
+        device: &Device,
+        chosen: &Buffer,
+        routing: &Routing,
+        rows: usize,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "sort_rows";
+        routing.check(OP, rows)?;
+        routing.holds_chosen(OP, chosen, rows)?;
+        let slots = routing.slots(rows);
+        Ok(Launch::with_args(
+            &self.moe_kernel(device, OP)?,
+            &[
+                Arg::Buffer(chosen),
+                Arg::Buffer(&routing.places),
+                Arg::Buffer(&routing.block_of),
+                Arg::Buffer(&routing.blocks),
+                Arg::I32(int(OP, "slots", slots)?),
+                Arg::I32(int(OP, "experts", routing.experts)?),
+                Arg::I32(int(OP, "blocks", most_blocks(routing.experts, slots))?),
+                Arg::I32(int(OP, "rows at once", self.rows_at_once())?),
+                Arg::Local(routing.experts * 4),
+            ],
+            &[1],
+            Some(&[1]),
+        )?)
+    }
+
+    /// Prepares `rows` rows and packs each for all its experts. `packed` holds `rows * top` rows, `sums` three values for
+    /// every 32 columns of each, as for [`pack_rows`](Self::pack_rows), for columns padded to [`STRIDE_MULTIPLE`].
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    pub fn pack_for_experts(
+        &self,
+        device: &Device,
+        input: &RowInput<'_>,
+        routing: &Routing,
+        rows: usize,
+        packed: &Buffer,
+        sums: &Buffer,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "pack_for_experts";
+        routing.check(OP, rows)?;
+        self.check_input(OP, input, rows)?;
+        check(OP, input.at == 0, || "rows to pack start at 0".to_owned())?;
+        let groups = holds_packed(OP, input.n, routing.slots(rows), packed, sums)?;
+        let unused = self.unused();
+        let (branch, branch_weight, new_rows) = input.branch.unwrap_or((unused, unused, unused));
+        Ok(Launch::with_args(
+            &self.moe_kernel(device, OP)?,
+            &[
+                Arg::Buffer(input.rows),
+                Arg::Buffer(branch),
+                Arg::Buffer(branch_weight),
+                Arg::Buffer(input.norm.unwrap_or(unused)),
+                Arg::Buffer(new_rows),
+                Arg::Buffer(&routing.places),
+                Arg::Buffer(&routing.block_of),
+                Arg::Buffer(&routing.blocks),
+                Arg::Buffer(packed),
+                Arg::Buffer(sums),
+                Arg::I32(int(OP, "experts a row", routing.top)?),
+                Arg::I32(input.flags()),
+                Arg::I32(int(OP, "columns", input.n)?),
+                Arg::I32(int(OP, "groups", groups)?),
+                Arg::I32(int(OP, "stride", input.stride)?),
+                Arg::F32(input.epsilon),
+                Arg::Local(groups * 32 * 4),
+            ],
+            &[rows],
+            Some(&[1]),
+        )?)
+    }
+
+    /// activation(gate) * up of every slot, packed for [`expert_down`](Self::expert_down): `inner_packed` and `inner_sums`
+    /// as `packed` and `sums`, for `experts.outputs` columns padded to [`STRIDE_MULTIPLE`].
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    #[allow(clippy::too_many_arguments)] // each is one operand
+    pub fn expert_gate_up(
+        &self,
+        device: &Device,
+        experts: &Experts,
+        activation: Activation,
+        routing: &Routing,
+        rows: usize,
+        packed: &Buffer,
+        sums: &Buffer,
+        inner_packed: &Buffer,
+        inner_sums: &Buffer,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "expert_gate_up";
+        routing.check(OP, rows)?;
+        experts.check(OP, routing, 2 * round_up(experts.outputs, TILE))?;
+        let slots = routing.slots(rows);
+        let packed_groups = holds_packed(OP, experts.matrix.columns, slots, packed, sums)?;
+        let inner_groups = holds_packed(OP, experts.outputs, slots, inner_packed, inner_sums)?;
+        Ok(Launch::with_args(
+            &self.experts_kernel(device, experts.matrix.format, OP)?,
+            &[
+                Arg::Buffer(&experts.matrix.buffer),
+                Arg::Buffer(&routing.blocks),
+                Arg::Buffer(packed),
+                Arg::Buffer(sums),
+                Arg::Buffer(inner_packed),
+                Arg::Buffer(inner_sums),
+                Arg::I32(Finish::Gated(activation).number()),
+                Arg::I32(int(OP, "pairs of tiles", experts.pairs())?),
+                Arg::I32(int(OP, "groups", experts.matrix.groups())?),
+                Arg::I32(int(OP, "groups", packed_groups)?),
+                Arg::I32(int(OP, "groups", inner_groups)?),
+            ],
+            &[inner_groups, most_blocks(routing.experts, slots)],
+            Some(&[1, 1]),
+        )?)
+    }
+
+    /// The second product of every slot. `out`: f32 `[rows * top][stride]`, of which the outputs padded to
+    /// [`ROW_MULTIPLE`] are written.
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    #[allow(clippy::too_many_arguments)] // each is one operand
+    pub fn expert_down(
+        &self,
+        device: &Device,
+        experts: &Experts,
+        routing: &Routing,
+        rows: usize,
+        inner_packed: &Buffer,
+        inner_sums: &Buffer,
+        out: &Buffer,
+        stride: usize,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "expert_down";
+        routing.check(OP, rows)?;
+        let width = round_up(experts.outputs, ROW_MULTIPLE);
+        experts.check(OP, routing, width)?;
+        let slots = routing.slots(rows);
+        let packed_groups = holds_packed(OP, experts.matrix.columns, slots, inner_packed, inner_sums)?;
+        check(OP, stride >= width, || format!("{width} results a slot with a stride of {stride}"))?;
+        holds_floats(OP, "the output", out, (slots - 1) * stride + width)?;
+        Ok(Launch::with_args(
+            &self.experts_kernel(device, experts.matrix.format, OP)?,
+            &[
+                Arg::Buffer(&experts.matrix.buffer),
+                Arg::Buffer(&routing.blocks),
+                Arg::Buffer(inner_packed),
+                Arg::Buffer(inner_sums),
+                Arg::Buffer(out),
+                Arg::I32(int(OP, "pairs of tiles", experts.pairs())?),
+                Arg::I32(int(OP, "groups", experts.matrix.groups())?),
+                Arg::I32(int(OP, "groups", packed_groups)?),
+                Arg::I32(int(OP, "stride", stride)?),
+            ],
+            &[experts.pairs(), most_blocks(routing.experts, slots)],
+            Some(&[1, 1]),
+        )?)
+    }
+
+    /// Adds up each row's experts by weight, in the order of choice, and joins the sum with the dense branch and the
+    /// residual: `(residual + norm(norm(mlp) + norm(sum))) * scalar`. `result`: rows like the residual's, which it may be;
+    /// zero from `n` on up to [`STRIDE_MULTIPLE`].
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    pub fn combine(
+        &self,
+        device: &Device,
+        input: &CombineInput<'_>,
+        routing: &Routing,
+        rows: usize,
+        result: &Buffer,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "combine";
+        routing.check(OP, rows)?;
+        let padded = round_up(input.n, STRIDE_MULTIPLE);
+        let lanes = round_up(input.n, TILE);
+        check(OP, input.n > 0 && input.stride >= padded && input.out_stride >= lanes, || {
+            format!("rows of {} values with strides of {} and {}", input.n, input.stride, input.out_stride)
+        })?;
+        let reach = (rows - 1) * input.stride + padded;
+        let slots = routing.slots(rows);
+        holds_floats(OP, "the experts' results", input.out, (slots - 1) * input.out_stride + lanes)?;
+        for (name, buffer) in
+            [("the dense branch", input.mlp), ("the residual", input.residual), ("the result", result)]
+        {
+            holds_floats(OP, name, buffer, reach)?;
+        }
+        for norm in [input.moe_norm, input.mlp_norm, input.join_norm] {
+            holds_floats(OP, "a norm", norm, lanes)?;
+        }
+        Ok(Launch::with_args(
+            &self.moe_kernel(device, OP)?,
+            &[
+                Arg::Buffer(input.out),
+                Arg::Buffer(&routing.places),
+                Arg::Buffer(&routing.weights),
+                Arg::Buffer(input.mlp),
+                Arg::Buffer(input.residual),
+                Arg::Buffer(input.moe_norm),
+                Arg::Buffer(input.mlp_norm),
+                Arg::Buffer(input.join_norm),
+                Arg::Buffer(result),
+                Arg::F32(input.scalar),
+                Arg::I32(int(OP, "experts a row", routing.top)?),
+                Arg::I32(int(OP, "columns", input.n)?),
+                Arg::I32(int(OP, "stride", input.out_stride)?),
+                Arg::I32(int(OP, "stride", input.stride)?),
+                Arg::I32(int(OP, "columns", padded)?),
+                Arg::F32(input.epsilon),
+                Arg::Local(lanes * 4),
+                Arg::Local(lanes * 4),
+            ],
+            &[rows],
+            Some(&[1]),
+        )?)
+    }
+}
+
+/// Whether there is room for `slots` packed rows of `columns` and their sums; the groups of a packed row.
+fn holds_packed(
+    op: &'static str,
+    columns: usize,
+    slots: usize,
+    packed: &Buffer,
+    sums: &Buffer,
+) -> Result<usize, OpsError> {
+    let groups = round_up(columns, STRIDE_MULTIPLE) / 32;
+    holds_floats(op, "packed", packed, slots * groups * 32)?;
+    holds_floats(op, "sums", sums, slots * groups * 3)?;
+    Ok(groups)
+}
+
+/// CPU reference of `route` for one row without NaN: the chosen experts and their weights.
+pub fn route_reference(scores: &[f32], per_expert_scale: &[f32], top: usize) -> (Vec<usize>, Vec<f64>) {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    // Stable, so the lower index stays first among equals.
+    order.sort_by(|&a, &b| scores[b].partial_cmp(&scores[a]).unwrap_or(std::cmp::Ordering::Equal));
+    order.truncate(top);
+    let largest = order.first().map_or(0.0, |&first| f64::from(scores[first]));
+    let share = |e: usize| (f64::from(scores[e]) - largest).exp();
+    let total: f64 = order.iter().map(|&e| share(e)).sum();
+    let weights = order.iter().map(|&e| share(e) / total * f64::from(per_expert_scale[e])).collect();
+    (order, weights)
+}
+
+/// CPU reference of one expert's gate and up product for one prepared row: `gate` and `up` are rows of weights.
+pub fn expert_reference(gate: &[f64], up: &[f64], row: &[f64], activation: Activation) -> f64 {
+    let dot = |weights: &[f64]| -> f64 { weights.iter().zip(row).map(|(w, x)| w * x).sum() };
+    activate(activation, dot(gate)) * dot(up)
+}
+
+/// CPU reference of `combine` for one row: `experts` are the results of the chosen ones, `norms` the weights of the norms of
+/// their sum, of the dense branch and of both together.
+pub fn combine_reference(
+    experts: &[(f64, &[f64])],
+    mlp: &[f64],
+    residual: &[f64],
+    norms: [&[f64]; 3],
+    scalar: f64,
+    epsilon: f64,
+) -> Vec<f64> {
+    let normed = |x: &[f64], weight: &[f64]| -> Vec<f64> {
+        let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+        x.iter().zip(weight).map(|(v, w)| v / (mean + epsilon).sqrt() * w).collect()
+    };
+    let mut sum = vec![0.0; mlp.len()];
+    for (weight, result) in experts {
+        for (sum, value) in sum.iter_mut().zip(*result) {
+            *sum += weight * value;
+        }
+    }
+    let [moe_norm, mlp_norm, join_norm] = norms;
+    let both: Vec<f64> =
+        normed(mlp, mlp_norm).iter().zip(normed(&sum, moe_norm)).map(|(a, b)| a + b).collect();
+    normed(&both, join_norm).iter().zip(residual).map(|(branch, x)| (x + branch) * scalar).collect()
+}
