@@ -73,44 +73,8 @@ EXPLICIT_VECTOR kernel void matvec(global const uchar* weights, global const flo
     }
 }
 
-// ROWS rows at once, so that a column of codes is loaded once for all of them: as many as the device's registers hold.
-#ifndef ROWS
-#define ROWS 8
-#endif
+ADD_ROWS(2)
 #define ROW_BLOCK 64 // rows that one work-item takes through a pair of tiles
-
-// R rows of one group: adds their share to results[2 * R]. x: [R][32] f32, sums: 1 per row and scale group,
-// sum_stride apart.
-#define ROWS_OF_GROUP(R)                                                                                              \
-    inline void rows_of_group_##R(const float16* codes, const float16* scale0, const float16* scale1,                 \
-                                  const float16* offset0, const float16* offset1, global const float* x,              \
-                                  global const float* sums, int sum_stride, float16* results) {                       \
-        _Pragma("unroll") for (int s = 0; s < GROUP / SCALE_GROUP; s++) {                                             \
-            float16 dots[R][2];                                                                                       \
-            _Pragma("unroll") for (int r = 0; r < R; r++) { dots[r][0] = 0.0f; dots[r][1] = 0.0f; }                   \
-            _Pragma("unroll") for (int i = s * SCALE_GROUP; i < (s + 1) * SCALE_GROUP; i++) {                         \
-                float16 w0 = codes[2 * i], w1 = codes[2 * i + 1];                                                     \
-                _Pragma("unroll") for (int r = 0; r < R; r++) {                                                       \
-                    float16 v = x[r * GROUP + i];                                                                     \
-                    dots[r][0] = fma(w0, v, dots[r][0]);                                                              \
-                    dots[r][1] = fma(w1, v, dots[r][1]);                                                              \
-                }                                                                                                     \
-            }                                                                                                         \
-            _Pragma("unroll") for (int r = 0; r < R; r++) {                                                           \
-                float sum = sums[s * sum_stride + r];                                                                 \
-                results[2 * r] = add_group(results[2 * r], dots[r][0], sum, scale0[s], offset0[s]);                   \
-                results[2 * r + 1] = add_group(results[2 * r + 1], dots[r][1], sum, scale1[s], offset1[s]);           \
-            }                                                                                                         \
-        }                                                                                                             \
-    }
-ROWS_OF_GROUP(1)
-ROWS_OF_GROUP(2)
-#if ROWS > 4
-ROWS_OF_GROUP(4)
-ROWS_OF_GROUP(8)
-#else
-ROWS_OF_GROUP(3)
-#endif
 
 // Many rows. x: packed activations [packed_groups][rows][32], packed_groups >= groups, and sums: [packed_groups][rows],
 // then for formats with 16-column scales [packed_groups][2][rows], as pack_rows writes them. y, other: f32, `stride` values a row, from `y_at` on. Global size: pairs x row blocks.
@@ -120,41 +84,15 @@ EXPLICIT_VECTOR kernel void matmul(global const uchar* weights, global const flo
     const int pair = get_global_id(0);
     const int start = get_global_id(1) * ROW_BLOCK;
     const int count = min(ROW_BLOCK, rows - start);
-    global const uchar* first = weights + (size_t)pair * 2 * tile_bytes(groups);
-    global const uchar* second = first + tile_bytes(groups);
-    float16 codes[2 * GROUP];
+    const size_t step = tile_bytes(groups);
+    global const uchar* first = weights + (size_t)pair * 2 * step;
+    float16 codes[2 * GROUP], scales[2 * (GROUP / SCALE_GROUP)], offsets[2 * (GROUP / SCALE_GROUP)];
     float16 results[2 * ROW_BLOCK];
     for (int r = 0; r < 2 * count; r++) results[r] = 0.0f;
     for (int g = 0; g < groups; g++) {
-        unpack_group(group_codes(first, g), codes, 2);
-        unpack_group(group_codes(second, g), codes + 1, 2);
-        float16 scale0[GROUP / SCALE_GROUP], scale1[GROUP / SCALE_GROUP];
-        float16 offset0[GROUP / SCALE_GROUP], offset1[GROUP / SCALE_GROUP];
-        #pragma unroll
-        for (int s = 0; s < GROUP / SCALE_GROUP; s++) {
-            const int scale = g * (GROUP / SCALE_GROUP) + s;
-            scale0[s] = group_scale(first, scale);
-            scale1[s] = group_scale(second, scale);
-            offset0[s] = group_offset(first, scale);
-            offset1[s] = group_offset(second, scale);
-        }
-        global const float* xg = x + ((size_t)g * rows + start) * GROUP;
-#if SCALE_GROUP == 16
-        global const float* sg = sums + (size_t)(packed_groups + 2 * g) * rows + start;
-#else
-        global const float* sg = sums + (size_t)g * rows + start;
-#endif
-        int r = 0;
-#define TAKE(R) \
-    rows_of_group_##R(codes, scale0, scale1, offset0, offset1, xg + r * GROUP, sg + r, rows, results + 2 * r), r += R
-#if ROWS > 4
-        while (r + 8 <= count) TAKE(8);
-        if (r + 4 <= count) TAKE(4);
-#else
-        while (r + 3 <= count) TAKE(3);
-#endif
-        if (r + 2 <= count) TAKE(2);
-        if (r < count) TAKE(1);
+        load_group(first, step, 2, g, codes, scales, offsets);
+        add_rows_2(codes, scales, offsets, x + ((size_t)g * rows + start) * GROUP,
+                   group_sums(sums, packed_groups, rows, g) + start, rows, count, results);
     }
     for (int r = 0; r < count; r++) {
         const size_t at = (size_t)(start + r) * stride + y_at;

@@ -10,6 +10,7 @@ use crate::device::{Device, DeviceError, DeviceKind, Kernel, Program};
 
 const COMMON: &str = include_str!("../../cl/include/common.h");
 const WEIGHTS: &str = include_str!("../../cl/include/weights.h");
+const PRODUCTS: &str = include_str!("../../cl/include/products.h");
 const PREPARE: &str = include_str!("../../cl/include/prepare.h");
 const FINISH: &str = include_str!("../../cl/include/finish.h");
 const MATMUL: &str = include_str!("../../cl/matmul.cl");
@@ -103,7 +104,7 @@ impl Kernels {
             (
                 format!("matmul.cl ({})", format.name()),
                 format!(
-                    "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PREPARE}{FINISH}{MATMUL}"
+                    "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{PREPARE}{FINISH}{MATMUL}"
                 ),
             )
         })
