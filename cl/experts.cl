@@ -22,7 +22,7 @@ EXPLICIT_VECTOR kernel void expert_gate_up(global const uchar* weights, global c
         if (pair < pairs) {
             global const uchar* gate = weights + ((size_t)block.x * pairs + pair) * 2 * step;
             float16 results[2 * ROW_BLOCK];
-            rows_through_pair(gate, gate + step, groups, packed_groups, block_x, block_sums, count, count, results);
+            rows_through_pair(gate, groups, packed_groups, block_x, block_sums, count, count, results);
             for (int r = 0; r < count; r++)
                 columns[half_group][r] = flush_tiny(gated(finish, results[2 * r], results[2 * r + 1]));
         } else {
@@ -44,7 +44,7 @@ EXPLICIT_VECTOR kernel void expert_down(global const uchar* weights, global cons
     const size_t step = tile_bytes(groups);
     global const uchar* first = weights + ((size_t)block.x * pairs + pair) * 2 * step;
     float16 results[2 * ROW_BLOCK];
-    rows_through_pair(first, first + step, groups, packed_groups, x + (size_t)block.y * packed_groups * GROUP,
+    rows_through_pair(first, groups, packed_groups, x + (size_t)block.y * packed_groups * GROUP,
                       sums + (size_t)block.y * packed_groups * 3, count, count, results);
     for (int r = 0; r < count; r++) {
         global float* row = y + (size_t)(block.y + r) * stride;

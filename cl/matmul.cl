@@ -83,8 +83,7 @@ EXPLICIT_VECTOR kernel void matmul(global const uchar* weights, global const flo
     const int count = min(ROW_BLOCK, rows - start);
     global const uchar* first = weights + (size_t)pair * 2 * tile_bytes(groups);
     float16 results[2 * ROW_BLOCK];
-    rows_through_pair(first, first + tile_bytes(groups), groups, packed_groups, x + (size_t)start * GROUP, sums + start,
-                      rows, count, results);
+    rows_through_pair(first, groups, packed_groups, x + (size_t)start * GROUP, sums + start, rows, count, results);
     for (int r = 0; r < count; r++) {
         const size_t at = (size_t)(start + r) * stride + y_at;
         finish_pair(finish, results[2 * r], results[2 * r + 1], pair, other + at, y + at);

@@ -10,10 +10,11 @@ use crate::device::{Device, DeviceError, DeviceKind, Kernel, Program};
 
 const COMMON: &str = include_str!("../../cl/include/common.h");
 const WEIGHTS: &str = include_str!("../../cl/include/weights.h");
+const PRODUCTS: &str = include_str!("../../cl/include/products.h");
 const PREPARE: &str = include_str!("../../cl/include/prepare.h");
 const FINISH: &str = include_str!("../../cl/include/finish.h");
 const PACK: &str = include_str!("../../cl/include/pack.h");
-const PRODUCT: &str = include_str!("../../cl/include/product.h");
+const TILE_PAIR: &str = include_str!("../../cl/include/tile_pair.h");
 const MATMUL: &str = include_str!("../../cl/matmul.cl");
 const ROWS: &str = include_str!("../../cl/rows.cl");
 const PEAK: &str = include_str!("../../cl/peak.cl");
@@ -107,7 +108,7 @@ impl Kernels {
             (
                 format!("matmul.cl ({})", format.name()),
                 format!(
-                    "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PRODUCT}{PREPARE}{FINISH}{MATMUL}"
+                    "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{TILE_PAIR}{PREPARE}{FINISH}{MATMUL}"
                 ),
             )
         })
@@ -150,7 +151,7 @@ impl Kernels {
             (
                 format!("experts.cl ({})", format.name()),
                 format!(
-                    "#define FORMAT {number}\n#define ROWS {rows}\n{COMMON}{WEIGHTS}{PRODUCT}{FINISH}{PACK}{EXPERTS}"
+                    "#define FORMAT {number}\n#define ROWS {rows}\n{COMMON}{WEIGHTS}{PRODUCTS}{TILE_PAIR}{FINISH}{PACK}{EXPERTS}"
                 ),
             )
         })
