@@ -10,10 +10,12 @@ mod support;
 use axe::device::{Arg, Buffer, Device, DeviceOptions, DeviceSelector, Purpose};
 use axe::ops::{
     ATTENTION_START, Activation, Attention, Cache, CacheKind, Finish, Format, Kernels, Matrix, Output,
-    ROTATE_START, ROW_MULTIPLE, Rotation, RowInput, STRIDE_MULTIPLE, Scales, TILE, activate,
+    Pairing, ROTATE_START, ROW_MULTIPLE, Rotation, RowInput, STRIDE_MULTIPLE, Scales, TILE, activate,
     attention_reference, prepare_reference, round_up,
 };
 use half::{bf16, f16};
+use std::ops::RangeInclusive;
+
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
@@ -716,8 +718,13 @@ struct Heads {
     widest: usize,
     window: Option<usize>,
     half_rotated: usize,
-    interleaved: bool,
+    pairing: Pairing,
     normed: bool,
+    value_norms: bool,
+    /// The raw keys are the values.
+    shared: bool,
+    /// The last rows, which are a canvas.
+    canvas: usize,
     /// Queries and keys are up to this large.
     reach: f32,
     seed: u64,
@@ -740,15 +747,21 @@ impl Heads {
             any::<bool>(),
             any::<prop::sample::Index>(),
             0..4usize,
-            any::<bool>(),
+            prop_oneof![Just(Pairing::Neighbours), Just(Pairing::RotatedHalves), Just(Pairing::HeadHalves)],
             any::<bool>(),
             prop_oneof![Just(1f32), Just(1e-30), Just(20.0), Just(3e4), Just(1e15)],
             any::<u64>(),
         );
-        (shape, how).prop_map(
+        let new = (
+            any::<bool>(),
+            any::<bool>(),
+            prop_oneof![Just(None), any::<prop::sample::Index>().prop_map(Some)],
+        );
+        (shape, how, new).prop_map(
             |(
                 (head, kind, kv_heads, group, rows, widest),
-                (full, window, part, interleaved, normed, reach, seed),
+                (full, window, part, pairing, normed, reach, seed),
+                (value_norms, shared, canvas),
             )| Self {
                 head,
                 kind,
@@ -758,8 +771,11 @@ impl Heads {
                 widest,
                 window: (!full).then(|| 1 + window.index(2 * rows)),
                 half_rotated: [head / 2, head / 4, 1, 0][part],
-                interleaved,
+                pairing,
                 normed,
+                value_norms,
+                shared,
+                canvas: canvas.map_or(0, |canvas| 1 + canvas.index(rows)),
                 reach,
                 seed,
             },
@@ -792,7 +808,7 @@ impl HeadRows {
         let q_heads = case.kv_heads * case.group;
         // Odd places, with values between that are nobody's.
         let k_at = q_heads * case.head + random.below(3) * 8;
-        let v_at = k_at + case.kv_heads * case.head + random.below(3) * 8;
+        let v_at = if case.shared { k_at } else { k_at + case.kv_heads * case.head + random.below(3) * 8 };
         let stride = v_at + case.kv_heads * case.head + random.below(7);
         let mut qkv: Vec<f32> = (0..case.rows * stride)
             .map(|i| random.unit() * if i % stride < v_at { case.reach } else { 1.0 })
@@ -826,8 +842,11 @@ impl HeadRows {
         }
         let angles = &self.angles[row * 2 * case.half_rotated..];
         for i in 0..case.half_rotated {
-            let (first, second) =
-                if case.interleaved { (2 * i, 2 * i + 1) } else { (i, i + case.half_rotated) };
+            let (first, second) = match case.pairing {
+                Pairing::Neighbours => (2 * i, 2 * i + 1),
+                Pairing::RotatedHalves => (i, i + case.half_rotated),
+                Pairing::HeadHalves => (i, i + case.head / 2),
+            };
             let (c, s) = (f64::from(angles[2 * i]), f64::from(angles[2 * i + 1]));
             let (a, b) = (x[first], x[second]);
             let spread = |p: f64, q: f64| {
@@ -855,11 +874,48 @@ impl HeadRows {
         }
     }
 
-    /// Rotates, keeps and attends in passes of these widths.
-    fn run(&self, device: &Device, kernels: &Kernels, widths: &[usize]) -> Result<Attended, TestCaseError> {
+    /// A value head after its norm, with bounds.
+    fn value(&self, row: usize, kv: usize) -> Vec<Bounded> {
+        let case = &self.case;
+        let x = f64s(&self.qkv[row * self.stride + self.v_at + kv * case.head..][..case.head]);
+        if !case.value_norms {
+            return x.into_iter().map(|v| (v, 0.0)).collect();
+        }
+        let (_, x) = prepare_reference(&x, None, Some(&vec![1.0; case.head]), f64::from(EPSILON));
+        x.into_iter().map(|v| (v, v.abs() * (8.0 + case.head as f64 / 32.0) * ULP + DENORMAL)).collect()
+    }
+
+    /// The positions that a row sees.
+    fn seen(&self, row: usize) -> RangeInclusive<usize> {
+        let (window, anchor) = (self.case.window.unwrap_or(usize::MAX), self.case.rows - self.case.canvas);
+        if row < anchor {
+            (row + 1).saturating_sub(window)..=row
+        } else {
+            (anchor + 1).saturating_sub(window)..=self.case.rows - 1
+        }
+    }
+
+    /// Rotates, keeps and attends in passes of these widths, then the canvas. With `ring`, the cache holds what a window
+    /// and a pass need and no more.
+    fn run(
+        &self,
+        device: &Device,
+        kernels: &Kernels,
+        widths: &[usize],
+        ring: bool,
+    ) -> Result<Attended, TestCaseError> {
         let case = &self.case;
         let (head, q_heads) = (case.head, case.kv_heads * case.group);
-        let cache = Cache::new(device, case.kind, case.kv_heads, head, case.rows).unwrap();
+        let mut passes: Vec<(usize, bool)> = widths.iter().map(|&width| (width, false)).collect();
+        if case.canvas > 0 {
+            passes.push((case.canvas, true));
+        }
+        let widest = passes.iter().map(|(width, _)| *width).max().unwrap();
+        let positions = match case.window {
+            Some(window) if ring => case.rows.min(window - 1 + widest),
+            _ => case.rows,
+        };
+        let cache = Cache::new(device, case.kind, case.kv_heads, head, positions).unwrap();
         // Positions not written yet hold whatever the memory held: here a NaN, which would spread.
         let unwritten = match case.kind {
             CacheKind::F16 => 0x7fff_7fff,
@@ -872,7 +928,7 @@ impl HeadRows {
         let out_stride = q_heads * head + 5;
         let (mut all_rows, mut all_out) = (Vec::new(), Vec::new());
         let mut start = 0;
-        for &rows in widths {
+        for (rows, canvas) in passes {
             let mut guarded = self.qkv[start * self.stride..(start + rows) * self.stride].to_vec();
             guarded.extend([f32::from_bits(POISON); GUARD]);
             let qkv = upload(device, &guarded);
@@ -885,9 +941,9 @@ impl HeadRows {
                 v_at: self.v_at,
                 angles: &angles,
                 half_rotated: case.half_rotated,
-                pairing: if case.interleaved { Pairing::Neighbours } else { Pairing::RotatedHalves },
+                pairing: case.pairing,
                 norms: case.normed.then_some((&q_norm, &k_norm)),
-                value_norms: false,
+                value_norms: case.value_norms,
                 epsilon: EPSILON,
             };
             let mut launch = kernels.rotate_and_cache(device, &rotation, &cache, rows).unwrap();
@@ -900,7 +956,7 @@ impl HeadRows {
                 out_stride,
                 q_heads,
                 window: case.window,
-                canvas: false,
+                canvas,
                 scale: self.scale,
             };
             let mut launch = kernels.attention(device, &looks, &cache, rows).unwrap();
@@ -926,7 +982,8 @@ impl HeadRows {
             let value = |p: usize| values[base + p * head..][..head].to_vec();
             by_head.0.push((0..cache.capacity).map(key).collect::<Vec<Vec<f32>>>());
             by_head.1.push((0..cache.capacity).map(value).collect::<Vec<Vec<f32>>>());
-            let untouched = |lists: &[Vec<f32>]| lists[case.rows..].iter().flatten().all(|v| v.is_nan());
+            let end = case.rows.min(cache.capacity);
+            let untouched = |lists: &[Vec<f32>]| lists[end..].iter().flatten().all(|v| v.is_nan());
             prop_assert!(
                 untouched(&by_head.0[kv]) && untouched(&by_head.1[kv]),
                 "positions past the rows are written"
@@ -957,8 +1014,8 @@ impl HeadRows {
                 let key = self.rotated(row, self.k_at + kv * head, &self.norms[1]);
                 let key: Vec<Bounded> = key.into_iter().map(|bounded| self.kept(bounded)).collect();
                 agree("a key", row, &found.keys[kv][row], &key)?;
-                let value = &self.qkv[row * self.stride + self.v_at + kv * head..][..head];
-                let value: Vec<Bounded> = f64s(value).into_iter().map(|v| self.kept((v, 0.0))).collect();
+                let value: Vec<Bounded> =
+                    self.value(row, kv).into_iter().map(|bounded| self.kept(bounded)).collect();
                 agree("a value", row, &found.values[kv][row], &value)?;
             }
             // What lies between and behind the heads, and the values themselves, stays.
@@ -979,13 +1036,12 @@ impl HeadRows {
     fn check_attention(&self, found: &Attended) -> Result<(), TestCaseError> {
         let (case, head) = (&self.case, self.case.head);
         let q_heads = case.kv_heads * case.group;
-        let window = case.window.unwrap_or(usize::MAX);
         for row in 0..case.rows {
             for q_head in 0..q_heads {
                 let kv = q_head / case.group;
                 let q = &found.rows[row * self.stride + q_head * head..][..head];
                 let out = &found.out[(row * q_heads + q_head) * head..][..head];
-                let seen = (row + 1).saturating_sub(window)..row + 1;
+                let seen = self.seen(row);
                 let (mut size, mut terms) = (0f64, 0.0);
                 for position in seen.clone() {
                     let key = &found.keys[kv][position];
@@ -997,7 +1053,7 @@ impl HeadRows {
                 // An error of a score is a relative error of its weight.
                 let score_off = (head as f64 + 4.0) * ULP * size;
                 let (keys, values) = (&found.keys[kv], &found.values[kv]);
-                let expected = attention_reference(case.kind, q, keys, values, (row + 1).saturating_sub(window)..=row, self.scale);
+                let expected = attention_reference(case.kind, q, keys, values, seen.clone(), self.scale);
                 for (i, (&found, &expected)) in out.iter().zip(&expected).enumerate() {
                     let column = seen.clone().map(|p| f64::from(values[p][i]));
                     let (low, high) = column
@@ -1040,24 +1096,28 @@ fn heads_are_normed_rotated_kept_and_attended_to() {
     let (device, kernels) = open();
     check(if simulated() { 40 } else { 120 }, &Heads::strategy(), |case| {
         let heads = HeadRows::new(&case);
-        let together = heads.run(&device, &kernels, &[case.rows])?;
+        let before = case.rows - case.canvas;
+        let whole: Vec<usize> = if before > 0 { vec![before] } else { Vec::new() };
+        let together = heads.run(&device, &kernels, &whole, false)?;
         heads.check_rotation(&together)?;
         heads.check_attention(&together)?;
         let mut random = Random(!case.seed);
         let mut widths = Vec::new();
-        let mut left = case.rows;
+        let mut left = before;
         while left > 0 {
             let width = 1 + random.below(left.min(case.widest));
             widths.push(width);
             left -= width;
         }
-        let apart = heads.run(&device, &kernels, &widths)?;
+        let apart = heads.run(&device, &kernels, &widths, false)?;
         prop_assert!(same_bits(&together.rows, &apart.rows), "rows differ in passes of {:?}", widths);
         prop_assert!(same_bits(&together.out, &apart.out), "attention differs in passes of {:?}", widths);
         prop_assert!(
             same_cache(&together.keys, &apart.keys) && same_cache(&together.values, &apart.values),
             "the cache differs"
         );
+        let ring = heads.run(&device, &kernels, &widths, true)?;
+        prop_assert!(same_bits(&together.out, &ring.out), "a ring differs in passes of {:?}", widths);
         Ok(())
     });
 }
@@ -1079,16 +1139,21 @@ fn a_long_context_crosses_several_tiles() {
                 widest: 330,
                 window,
                 half_rotated: 32,
-                interleaved: true,
+                pairing: Pairing::Neighbours,
                 normed: true,
+                value_norms: false,
+                shared: false,
+                canvas: 0,
                 reach: 3.0,
                 seed: 5,
             };
             let heads = HeadRows::new(&case);
-            let together = heads.run(&device, &kernels, &[330]).unwrap();
+            let together = heads.run(&device, &kernels, &[330], false).unwrap();
             heads.check_attention(&together).unwrap();
-            let apart = heads.run(&device, &kernels, &[129, 1, 63, 64, 65, 8]).unwrap();
-            assert!(same_bits(&together.out, &apart.out), "{case:?}");
+            for ring in [false, true] {
+                let apart = heads.run(&device, &kernels, &[129, 1, 63, 64, 65, 8], ring).unwrap();
+                assert!(same_bits(&together.out, &apart.out), "{case:?} ring {ring}");
+            }
         }
     }
 }

@@ -7,8 +7,8 @@ use anyhow::Result;
 use axe::config::Config;
 use axe::device::{Arg, Buffer, Device, Launch, Purpose};
 use axe::ops::{
-    ATTENTION_START, Activation, Attention, Cache, CacheKind, Finish, Format, Kernels, Matrix, Output, Peak,
-    ROTATE_START, Rotation, RowInput, STRIDE_MULTIPLE, round_up, seconds,
+    ATTENTION_START, Activation, Attention, Cache, CacheKind, Finish, Format, Kernels, Matrix, Output,
+    Pairing, Peak, ROTATE_START, Rotation, RowInput, STRIDE_MULTIPLE, round_up, seconds,
 };
 use clap::Args;
 

@@ -80,4 +80,17 @@ pub enum ModelError {
         /// Rows that fit.
         most: usize,
     },
+    /// A canvas whose numbers are broken: nothing after them can be trusted.
+    #[error(
+        "row {row} of canvas {canvas} has logits that are not finite at denoising step {step}: a pass overflowed or the \
+         weights are damaged"
+    )]
+    NotFinite {
+        /// Canvases of this generation before.
+        canvas: u32,
+        /// Steps of the canvas before.
+        step: u32,
+        /// The row.
+        row: usize,
+    },
 }

@@ -105,6 +105,38 @@ impl Cache {
         Ok(Self { kind, keys, values, capacity, heads, head_size })
     }
 
+    /// Keys and values of the positions `from..to`, each `[head][position][head size]`, as numbers. For tests and tools:
+    /// it waits for the device and copies much more than it shows.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device refuses.
+    pub fn read(&self, device: &Device, from: usize, to: usize) -> Result<(Vec<f32>, Vec<f32>), DeviceError> {
+        let numbers = |buffer: &Buffer| -> Result<Vec<f32>, DeviceError> {
+            let mut bytes = vec![0u8; buffer.size()];
+            device.read(buffer, 0, &mut bytes)?;
+            Ok(match self.kind {
+                CacheKind::F16 => {
+                    bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+                }
+                CacheKind::F32 => {
+                    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+                }
+            })
+        };
+        let (keys, values) = (numbers(&self.keys)?, numbers(&self.values)?);
+        let (size, capacity) = (self.head_size, self.capacity);
+        let of = |value: &dyn Fn(usize, usize, usize) -> f32| {
+            (0..self.heads)
+                .flat_map(|head| (from..to).map(move |position| (head, position % capacity)))
+                .flat_map(|(head, slot)| (0..size).map(move |i| value(head, slot, i)))
+                .collect()
+        };
+        Ok((
+            of(&|head, slot, i| keys[head * capacity * size + slot / 16 * size * 16 + i * 16 + slot % 16]),
+            of(&|head, slot, i| values[(head * capacity + slot) * size + i]),
+        ))
+    }
+
     /// Bytes of a cache of that size.
     pub fn bytes(kind: CacheKind, heads: usize, head_size: usize, positions: usize) -> usize {
         2 * kind.bytes() * heads * head_size * round_up(positions, TILE)
@@ -207,7 +239,8 @@ impl Kernels {
             Pairing::RotatedHalves => rotation.half_rotated,
             Pairing::HeadHalves => head / 2,
         };
-        let norms = rotation.norms.map_or(0, |_| HEAD_NORMS) | if rotation.value_norms { VALUE_NORMS } else { 0 };
+        let norms =
+            rotation.norms.map_or(0, |_| HEAD_NORMS) | if rotation.value_norms { VALUE_NORMS } else { 0 };
         Ok(Launch::with_args(
             &self.attention_kernel(device, head, cache.kind, OP)?,
             &[

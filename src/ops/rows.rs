@@ -22,7 +22,9 @@ impl Kernels {
     ) -> Result<Launch, OpsError> {
         const OP: &str = "norm_rows";
         let padded = round_up(n, STRIDE_MULTIPLE);
-        check(OP, stride >= padded && rows > 0, || format!("{rows} rows of {n} values with a stride of {stride}"))?;
+        check(OP, stride >= padded && rows > 0, || {
+            format!("{rows} rows of {n} values with a stride of {stride}")
+        })?;
         holds_floats(OP, "the rows", values, (rows - 1) * stride + padded)?;
         Ok(Launch::with_args(
             &self.rows_kernel(device, OP)?,

@@ -1,7 +1,7 @@
 //! Every kernel once on a small input against its CPU reference, before a model relies on it.
 
 use super::attention::{
-    ATTENTION_START, Attention, Cache, CacheKind, ROTATE_START, Rotation, attention_reference,
+    ATTENTION_START, Attention, Cache, CacheKind, Pairing, ROTATE_START, Rotation, attention_reference,
 };
 use super::kernels::{Kernels, OpsError};
 use super::matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
@@ -339,7 +339,8 @@ fn attention(device: &Device, kernels: &Kernels, head_size: usize, kind: CacheKi
     for row in [0, WINDOW - 1, WINDOW, ROWS - 1] {
         for q_head in 0..Q_HEADS {
             let q = &qkv[row * stride + q_head * head_size..][..head_size];
-            let expected = attention_reference(kind, q, &keys, &values, (row + 1).saturating_sub(WINDOW)..=row, scale);
+            let expected =
+                attention_reference(kind, q, &keys, &values, (row + 1).saturating_sub(WINDOW)..=row, scale);
             let found = &together[(row * Q_HEADS + q_head) * head_size..][..head_size];
             compare(device, "attention", found, &expected, 1e-5)?;
         }

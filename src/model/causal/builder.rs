@@ -5,7 +5,9 @@ use super::{Causal, Logits};
 use crate::device::Buffer;
 use crate::model::error::ModelError;
 use crate::model::pass::Pass;
-use crate::ops::{ATTENTION_START, Attention, Finish, Matrix, Output, Pairing, ROTATE_START, Rotation, RowInput};
+use crate::ops::{
+    ATTENTION_START, Attention, Finish, Matrix, Output, Pairing, ROTATE_START, Rotation, RowInput,
+};
 
 /// A pass of `rows` rows through `model`.
 ///

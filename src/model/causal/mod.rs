@@ -96,10 +96,13 @@ impl Causal {
         formats.dedup();
         self_test(&device, &kernels, &formats, config.head_size, options.cache)?;
         progress(0.05);
-        let matrices =
-            weights::load(&device, &gguf.identity().to_string(), &parts.blueprints, options.cache_dir.as_deref(), &mut |share| {
-                progress(0.05 + 0.9 * share)
-            })?;
+        let matrices = weights::load(
+            &device,
+            &gguf.identity().to_string(),
+            &parts.blueprints,
+            options.cache_dir.as_deref(),
+            &mut |share| progress(0.05 + 0.9 * share),
+        )?;
         let loader = Loader { device: &device, gguf: &gguf, config: &config, options };
         let angles = loader.angles(&config.rope, parts.rope_divisors.as_ref())?;
         let sliding_angles = match config.sliding_rope() {

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use super::scratch::{Scratch, ScratchRows, Strides};
 use super::LoadOptions;
+use super::scratch::{Scratch, ScratchRows, Strides};
 use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::model::config::CausalConfig;
 use crate::model::error::ModelError;
@@ -39,13 +39,7 @@ pub(super) struct LayerShape {
 }
 
 impl Parts {
-    fn add(
-        &mut self,
-        gguf: &Gguf,
-        name: String,
-        tensors: &[TensorInfo],
-        arrangement: Arrangement,
-    ) -> usize {
+    fn add(&mut self, gguf: &Gguf, name: String, tensors: &[TensorInfo], arrangement: Arrangement) -> usize {
         let parts = tensors.iter().map(|tensor| gguf.rows(tensor)).collect();
         self.blueprints.push(Blueprint { name, parts, arrangement });
         self.blueprints.len() - 1
