@@ -9,7 +9,6 @@
 //! bytes. All numbers are little-endian.
 
 mod error;
-mod identity;
 mod metadata;
 mod reader;
 mod tensors;
@@ -18,11 +17,13 @@ mod value;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+pub(super) use error::quoted;
 pub use error::{Fault, GgufError, Place};
-pub use identity::Identity;
 pub use metadata::Metadata;
 pub use tensors::TensorInfo;
 pub use value::{Array, List, Value, ValueType};
+
+pub use crate::checkpoint::identity::Identity;
 
 use crate::checkpoint::mapping::Mapping;
 use crate::checkpoint::rows::{Encoding, Rows, Span};
@@ -144,7 +145,7 @@ impl Gguf {
     pub fn identity(&self) -> Identity {
         *self.identity.get_or_init(|| {
             let header = (*self.file).as_ref().get(..self.header_len).unwrap_or_default();
-            Identity::new(self.file.stamp(), header)
+            Identity::of([(self.file.stamp(), header)])
         })
     }
 }

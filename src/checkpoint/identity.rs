@@ -7,7 +7,8 @@ use sha2::{Digest, Sha256};
 use crate::checkpoint::mapping::Stamp;
 
 /// Tells one file from another, and one content of a file from a later one: a digest of its length, the time
-/// of its last change, its number in the file system, and all of its metadata and tensor table.
+/// of its last change, its number in the file system, and all of its metadata and tensor table. A checkpoint of several
+/// files has one for all of them together.
 ///
 /// The same file gives the same identity on every run. Touching, replacing or copying it gives another, which
 /// costs no more than making anew what was cached. Displays as 32 hex digits.
@@ -15,14 +16,17 @@ use crate::checkpoint::mapping::Stamp;
 pub struct Identity([u8; 16]);
 
 impl Identity {
-    pub(super) fn new(stamp: Stamp, header: &[u8]) -> Identity {
-        let digest = Sha256::new()
-            .chain_update(stamp.len.to_le_bytes())
-            .chain_update(stamp.modified_s.to_le_bytes())
-            .chain_update(stamp.modified_ns.to_le_bytes())
-            .chain_update(stamp.inode.to_le_bytes())
-            .chain_update(header)
-            .finalize();
+    /// Of the files with these stamps and headers, in this order.
+    pub(super) fn of<'a>(files: impl IntoIterator<Item = (Stamp, &'a [u8])>) -> Identity {
+        let mut digest = Sha256::new();
+        for (stamp, header) in files {
+            digest.update(stamp.len.to_le_bytes());
+            digest.update(stamp.modified_s.to_le_bytes());
+            digest.update(stamp.modified_ns.to_le_bytes());
+            digest.update(stamp.inode.to_le_bytes());
+            digest.update(header);
+        }
+        let digest = digest.finalize();
         let mut id = [0; 16];
         id.copy_from_slice(&digest[..16]);
         Identity(id)
