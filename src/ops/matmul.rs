@@ -23,11 +23,11 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    fn groups(&self) -> usize {
+    pub(super) fn groups(&self) -> usize {
         self.format.padded_columns(self.columns) / 32
     }
 
-    fn pairs(&self) -> usize {
+    pub(super) fn pairs(&self) -> usize {
         self.rows.div_ceil(ROW_MULTIPLE)
     }
 
