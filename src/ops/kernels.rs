@@ -11,11 +11,13 @@ use crate::device::{Device, DeviceError, DeviceKind, Kernel, Program};
 const COMMON: &str = include_str!("../../cl/include/common.h");
 const WEIGHTS: &str = include_str!("../../cl/include/weights.h");
 const PRODUCTS: &str = include_str!("../../cl/include/products.h");
+const PHILOX: &str = include_str!("../../cl/include/philox.h");
 const PREPARE: &str = include_str!("../../cl/include/prepare.h");
 const FINISH: &str = include_str!("../../cl/include/finish.h");
 const PACK: &str = include_str!("../../cl/include/pack.h");
 const TILE_PAIR: &str = include_str!("../../cl/include/tile_pair.h");
 const MATMUL: &str = include_str!("../../cl/matmul.cl");
+const HEAD: &str = include_str!("../../cl/head.cl");
 const ROWS: &str = include_str!("../../cl/rows.cl");
 const PEAK: &str = include_str!("../../cl/peak.cl");
 const MOE: &str = include_str!("../../cl/moe.cl");
@@ -109,6 +111,24 @@ impl Kernels {
                 format!("matmul.cl ({})", format.name()),
                 format!(
                     "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{TILE_PAIR}{PREPARE}{FINISH}{MATMUL}"
+                ),
+            )
+        })
+    }
+
+    pub(super) fn head_kernel(
+        &self,
+        device: &Device,
+        format: Format,
+        name: &str,
+    ) -> Result<Kernel, OpsError> {
+        let (number, rows, slices) = (format as usize, self.rows_at_once, super::head::SLICES);
+        self.kernel(device, ("head", number), name, || {
+            (
+                format!("head.cl ({})", format.name()),
+                format!(
+                    "#define FORMAT {number}\n#define ROWS {rows}\n#define HEAD_SLICES {slices}\n\
+                     {COMMON}{WEIGHTS}{PRODUCTS}{PHILOX}{HEAD}"
                 ),
             )
         })

@@ -27,7 +27,7 @@ impl Matrix {
         self.format.padded_columns(self.columns) / 32
     }
 
-    fn pairs(&self) -> usize {
+    pub(super) fn pairs(&self) -> usize {
         self.rows.div_ceil(ROW_MULTIPLE)
     }
 

@@ -6,6 +6,7 @@
 mod attention;
 mod check;
 mod format;
+mod head;
 mod kernels;
 mod matmul;
 mod moe;
@@ -17,6 +18,11 @@ pub use attention::{
     ATTENTION_START, Attention, Cache, CacheKind, Pairing, ROTATE_START, Rotation, attention_reference,
 };
 pub use format::{Format, ROW_MULTIPLE, Scales, TILE};
+pub use head::{
+    HEAD_BARRED, HEAD_CANVAS, HEAD_GREEDY, HEAD_SEED_HI, HEAD_SEED_LO, HEAD_STEP, HEAD_TEMPERATURE,
+    HeadOptions, HeadReference, HeadRow, HeadRun, HeadState, MOST_BARRED, embed_reference, head_noise,
+    head_reference,
+};
 pub use kernels::{Kernels, OpsError};
 pub use matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
 pub use moe::{

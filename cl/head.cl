@@ -1,0 +1,401 @@
+// The two ends of a diffusion model that share one table of weights: embedding rows, and the head.
+//
+// The head never keeps a row's logits. It goes through the vocabulary by pairs of tiles (32 tokens), for a block of
+// rows at a time, and keeps for each row what is wanted of the distribution: its largest logit, sums for the softmax and
+// the entropy, the best token with and without noise, and the mean of the table's rows under the distribution. The
+// vocabulary is cut into HEAD_SLICES, which depend on its size alone; merge_head puts a row's slices together in their
+// order. What a row gets depends on that row alone.
+
+#define ROW_BLOCK 64    // rows that one work-item takes through a slice
+#define LEAST_SHARE -42.0f // e^this of the largest weight is too little to change a sum, for any vocabulary
+#define NO_SHARE -200.0f   // e^this is zero
+
+ADD_ROWS(2)
+
+inline float16 weight_of(float16 code, float16 scale, float16 offset) {
+#ifdef CENTRE
+    return scale * (code - CENTRE);
+#elif SCALE_BYTES > 0
+    return fma(scale, code, offset);
+#else
+    return code;
+#endif
+}
+
+// Rows ids[i] of the table times `scale`: out f32 [rows][stride], zero past the table's padded columns. An id past
+// the table reads its last row. One work-item a row.
+EXPLICIT_VECTOR kernel void embed(global const uchar* table, global const int* ids, global float* out, int tokens,
+                                  int groups, int stride, float scale) {
+    const int row = get_global_id(0);
+    const int id = clamp(ids[row], 0, tokens - 1);
+    const int lane = id % 16;
+    global const uchar* tile = table + (size_t)(id / 16) * tile_bytes(groups);
+    global float* y = out + (size_t)row * stride;
+    for (int g = 0; g < groups; g++) {
+        float16 codes[GROUP], scales[GROUP / SCALE_GROUP], offsets[GROUP / SCALE_GROUP];
+        load_group(tile, 0, 1, g, codes, scales, offsets);
+        #pragma unroll
+        for (int i = 0; i < GROUP; i++) {
+            float weights[16];
+            vstore16(weight_of(codes[i], scales[i / SCALE_GROUP], offsets[i / SCALE_GROUP]), 0, weights);
+            y[g * GROUP + i] = weights[lane] * scale;
+        }
+    }
+    for (int i = groups * GROUP; i < stride; i++) y[i] = 0.0f;
+}
+
+inline float16 soft_cap(float16 x, float cap) { return cap > 0.0f ? cap * tanh(x / cap) : x; }
+
+// Caps logits [rows][stride] in place. Global size: vectors of 16 x rows.
+EXPLICIT_VECTOR kernel void cap_logits(global float* logits, int stride, float cap) {
+    global float* x = logits + (size_t)get_global_id(1) * stride;
+    vstore16(soft_cap(vload16(get_global_id(0), x), cap), get_global_id(0), x);
+}
+
+#define LANES ((int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
+
+// What is known of a row's distribution over some tokens; HeadPart of ops/head.rs.
+typedef struct {
+    float peak;     // largest logit
+    float total;    // sum of e^(logit - peak)
+    float weighted; // sum of (logit - peak) e^(logit - peak)
+    float best;     // largest logit that may be chosen, and its token
+    int best_token;
+    float drawn; // largest logit with noise, and its token
+    int drawn_token;
+    int bad; // 1 + the first token whose logit is not a number or not finite, or 0
+} Part;
+
+// First token of 32 whose value is `top`.
+inline int token_of(float16 first, float16 second, float top, int from) {
+    float values[32];
+    vstore16(first, 0, values);
+    vstore16(second, 1, values);
+    int i = 0;
+    while (i < 31 && values[i] != top) i++;
+    return from + i;
+}
+
+#define LOW_PAIRS(a, b)                                                                                               \
+    (float16)(a.s0, b.s0, a.s1, b.s1, a.s4, b.s4, a.s5, b.s5, a.s8, b.s8, a.s9, b.s9, a.sc, b.sc, a.sd, b.sd)
+#define HIGH_PAIRS(a, b)                                                                                              \
+    (float16)(a.s2, b.s2, a.s3, b.s3, a.s6, b.s6, a.s7, b.s7, a.sa, b.sa, a.sb, b.sb, a.se, b.se, a.sf, b.sf)
+#define LOW_QUADS(a, b) (float16)(a.s01, b.s01, a.s45, b.s45, a.s89, b.s89, a.scd, b.scd)
+#define HIGH_QUADS(a, b) (float16)(a.s23, b.s23, a.s67, b.s67, a.sab, b.sab, a.sef, b.sef)
+#define EVEN_PARTS(a, b) (float16)(a.s0123, a.s89ab, b.s0123, b.s89ab)
+#define ODD_PARTS(a, b) (float16)(a.s4567, a.scdef, b.s4567, b.scdef)
+
+// Transposes a 16 x 16 square: in[i * in_stride] lane j goes to out[j * out_stride] lane i.
+inline void transpose(const float16* in, int in_stride, float16* out, int out_stride) {
+    float16 a[16], b[16];
+    #pragma unroll
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = LOW_PAIRS(in[i * in_stride], in[(i + 1) * in_stride]);
+        a[i + 1] = HIGH_PAIRS(in[i * in_stride], in[(i + 1) * in_stride]);
+    }
+    #pragma unroll
+    for (int i = 0; i < 16; i += 4) { // b[i + c]: in parts of four lanes, columns c, 4 + c, 8 + c, 12 + c of rows i to i + 3
+        b[i] = LOW_QUADS(a[i], a[i + 2]);
+        b[i + 1] = HIGH_QUADS(a[i], a[i + 2]);
+        b[i + 2] = LOW_QUADS(a[i + 1], a[i + 3]);
+        b[i + 3] = HIGH_QUADS(a[i + 1], a[i + 3]);
+    }
+    #pragma unroll
+    for (int c = 0; c < 4; c++) {
+        float16 even0 = EVEN_PARTS(b[c], b[4 + c]), even1 = EVEN_PARTS(b[8 + c], b[12 + c]); // columns c, 8 + c
+        float16 odd0 = ODD_PARTS(b[c], b[4 + c]), odd1 = ODD_PARTS(b[8 + c], b[12 + c]);     // columns 4 + c, 12 + c
+        out[c * out_stride] = EVEN_PARTS(even0, even1);
+        out[(8 + c) * out_stride] = ODD_PARTS(even0, even1);
+        out[(4 + c) * out_stride] = EVEN_PARTS(odd0, odd1);
+        out[(12 + c) * out_stride] = ODD_PARTS(odd0, odd1);
+    }
+}
+
+// Adds 32 tokens' share to 32 columns of R rows' running means. weights: [R][32]; share: what the sums so far are
+// worth; tokens: [32][2] the 32 columns of each token; rows: which rows of `soft` they are.
+#define SOFT_ROWS(R)                                                                                                  \
+    inline void soft_rows_##R(const float* weights, const float* share, const float16* tokens, const int* rows,       \
+                              global float* soft) {                                                                   \
+        float16 sums[R][2];                                                                                           \
+        _Pragma("unroll") for (int r = 0; r < R; r++) {                                                               \
+            sums[r][0] = vload16(2 * rows[r], soft) * share[r];                                                       \
+            sums[r][1] = vload16(2 * rows[r] + 1, soft) * share[r];                                                   \
+        }                                                                                                             \
+        _Pragma("unroll") for (int v = 0; v < 32; v++) {                                                              \
+            float16 e0 = tokens[2 * v], e1 = tokens[2 * v + 1];                                                       \
+            _Pragma("unroll") for (int r = 0; r < R; r++) {                                                           \
+                float16 p = weights[r * 32 + v];                                                                      \
+                sums[r][0] = fma(e0, p, sums[r][0]);                                                                  \
+                sums[r][1] = fma(e1, p, sums[r][1]);                                                                  \
+            }                                                                                                         \
+        }                                                                                                             \
+        _Pragma("unroll") for (int r = 0; r < R; r++) {                                                               \
+            vstore16(sums[r][0], 2 * rows[r], soft);                                                                  \
+            vstore16(sums[r][1], 2 * rows[r] + 1, soft);                                                              \
+        }                                                                                                             \
+    }
+SOFT_ROWS(1)
+SOFT_ROWS(2)
+#if ROWS > 4
+SOFT_ROWS(4)
+SOFT_ROWS(8)
+#else
+SOFT_ROWS(3)
+#endif
+// Rows active[0 .. some] of 32 columns, as many at once as there are registers for.
+#define TAKE_SOFT(R) soft_rows_##R(weights + r * 32, share + r, tokens, active + r, soft), r += R
+inline void add_soft(const float* weights, const float* share, const float16* tokens, const int* active, int some,
+                     global float* soft) {
+    int r = 0;
+#if ROWS > 4
+    while (r + 8 <= some) TAKE_SOFT(8);
+    if (r + 4 <= some) TAKE_SOFT(4);
+#else
+    while (r + 3 <= some) TAKE_SOFT(3);
+#endif
+    if (r + 2 <= some) TAKE_SOFT(2);
+    if (r < some) TAKE_SOFT(1);
+}
+
+// The weights of a group of two tiles with columns contiguous: tokens[32][2], zero from token `meant` on.
+inline void load_tokens(global const uchar* tiles, size_t step, int g, int meant, float16* tokens) {
+    float16 codes[2 * GROUP], scales[2 * (GROUP / SCALE_GROUP)], offsets[2 * (GROUP / SCALE_GROUP)];
+    load_group(tiles, step, 2, g, codes, scales, offsets);
+    #pragma unroll
+    for (int i = 0; i < 2 * GROUP; i++) {
+        const int s = i / 2 / SCALE_GROUP * 2 + i % 2;
+        codes[i] = weight_of(codes[i], scales[s], offsets[s]);
+    }
+    #pragma unroll
+    for (int part = 0; part < 4; part++) // 16 columns of 16 tokens each
+        transpose(codes + part / 2 * 32 + part % 2, 2, tokens + part % 2 * 32 + part / 2, 2);
+    // Whatever stands past the vocabulary must not be multiplied, not even by zero.
+    for (int v = meant; v < 32; v++) tokens[2 * v] = tokens[2 * v + 1] = 0.0f;
+}
+
+// A row's 32 logits from token `first` on. Leaves weights e^(logit - peak) in w[0], w[1] and in *share what sums so far
+// are worth. Returns whether these tokens have any weight.
+inline int take_logits(float16* w, float* share, Part* part, int first, int vocabulary, float cap, float temperature,
+                       int row, int greedy, uint step, uint canvas, uint key0, uint key1, global const int* barred,
+                       int barred_count) {
+    const int16 meant0 = LANES + first < (int16)vocabulary, meant1 = LANES + (first + 16) < (int16)vocabulary;
+    float16 a = soft_cap(w[0], cap) / temperature, b = soft_cap(w[1], cap) / temperature;
+    // The cap makes numbers of infinities: the product itself has to be finite, too.
+    const int16 finite0 = isfinite(w[0]) & isfinite(a), finite1 = isfinite(w[1]) & isfinite(b);
+    if (any(meant0 & ~finite0) || any(meant1 & ~finite1)) {
+        if (part->bad == 0) {
+            float16 is0 = select((float16)0.0f, (float16)1.0f, meant0 & ~finite0);
+            float16 is1 = select((float16)0.0f, (float16)1.0f, meant1 & ~finite1);
+            part->bad = 1 + token_of(is0, is1, 1.0f, first);
+        }
+    }
+    a = select((float16)(-INFINITY), a, meant0 & finite0);
+    b = select((float16)(-INFINITY), b, meant1 & finite1);
+    const float top = max_lanes(fmax(a, b));
+    *share = 1.0f;
+    if (top == -INFINITY) return 0;
+
+    float16 c = a, d = b; // what may be chosen
+    for (int i = 0; row == 0 && i < barred_count; i++) {
+        c = select(c, (float16)(-INFINITY), LANES + first == (int16)barred[i]);
+        d = select(d, (float16)(-INFINITY), LANES + (first + 16) == (int16)barred[i]);
+    }
+    const float best = max_lanes(fmax(c, d));
+    if (best > part->best) {
+        part->best = best;
+        part->best_token = token_of(c, d, best, first);
+    }
+    if (!greedy && best + MOST_NOISE >= part->drawn && best > -INFINITY) {
+        float16 noise[2];
+        gumbel_32(first, row, step, canvas, key0, key1, noise);
+        c += noise[0];
+        d += noise[1];
+        const float drawn = max_lanes(fmax(c, d));
+        if (drawn > part->drawn) {
+            part->drawn = drawn;
+            part->drawn_token = token_of(c, d, drawn, first);
+        }
+    }
+
+    const float peak = part->peak;
+    if (top > peak) {
+        const float fall = fmax(peak - top, NO_SHARE);
+        *share = exp((float16)fall).s0;
+        part->weighted = *share * fma(fall, part->total, part->weighted);
+        part->total *= *share;
+        part->peak = top;
+    } else if (top - peak < LEAST_SHARE) {
+        return 0;
+    }
+    a = fmax(a - part->peak, (float16)NO_SHARE);
+    b = fmax(b - part->peak, (float16)NO_SHARE);
+    w[0] = exp(a);
+    w[1] = exp(b);
+    part->total += sum_lanes(w[0] + w[1]);
+    part->weighted += sum_lanes(fma(a, w[0], b * w[1]));
+    return 1;
+}
+
+// A block of rows against a slice of the vocabulary. x, sums: packed rows, as for matmul. parts: [HEAD_SLICES][rows].
+// softs: f32 [HEAD_SLICES][rows][groups][32] in all; a row block's part of a slice lies as [groups][rows of the block][32].
+// Global size: row blocks x HEAD_SLICES.
+EXPLICIT_VECTOR kernel void stream_head(float temperature, uint key0, uint key1, uint canvas, uint step, int greedy,
+                                        int barred_count, int soft, global const uchar* table, global const float* x,
+                                        global const float* sums, global const int* barred, global Part* parts,
+                                        global float* softs, float cap, int vocabulary, int groups, int packed_groups,
+                                        int rows) {
+    const int start = get_global_id(0) * ROW_BLOCK;
+    const int count = min(ROW_BLOCK, rows - start);
+    const int slice = get_global_id(1);
+    const int pairs = (vocabulary + 31) / 32;
+    const int from = (int)((long)pairs * slice / HEAD_SLICES), to = (int)((long)pairs * (slice + 1) / HEAD_SLICES);
+    const size_t step_bytes = tile_bytes(groups);
+    const size_t place = (size_t)slice * rows + start;
+    global float* means = softs + place * groups * GROUP;
+    if (soft)
+        for (int i = 0; i < 2 * groups * count; i++) vstore16((float16)0.0f, i, means);
+    Part state[ROW_BLOCK];
+    for (int r = 0; r < count; r++) {
+        state[r].peak = state[r].best = state[r].drawn = -INFINITY;
+        state[r].total = state[r].weighted = 0.0f;
+        state[r].best_token = state[r].drawn_token = state[r].bad = 0;
+    }
+    float16 codes[2 * GROUP], scales[2 * (GROUP / SCALE_GROUP)], offsets[2 * (GROUP / SCALE_GROUP)];
+    float16 logits[2 * ROW_BLOCK];
+    for (int pair = from; pair < to; pair++) {
+        global const uchar* tiles = table + (size_t)pair * 2 * step_bytes;
+        for (int r = 0; r < 2 * count; r++) logits[r] = 0.0f;
+        for (int g = 0; g < groups; g++) {
+            load_group(tiles, step_bytes, 2, g, codes, scales, offsets);
+            add_rows_2(codes, scales, offsets, x + ((size_t)g * rows + start) * GROUP,
+                       group_sums(sums, packed_groups, rows, g) + start, rows, count, logits);
+        }
+        // Rows for which these tokens have weight, moved together.
+        int active[ROW_BLOCK], some = 0;
+        float shares[ROW_BLOCK];
+        for (int r = 0; r < count; r++) {
+            float16 w[2] = {logits[2 * r], logits[2 * r + 1]};
+            if (take_logits(w, &shares[some], &state[r], pair * 32, vocabulary, cap, temperature, start + r, greedy, step,
+                            canvas, key0, key1, barred, barred_count)) {
+                logits[2 * some] = w[0];
+                logits[2 * some + 1] = w[1];
+                active[some++] = r;
+            }
+        }
+        if (!soft || some == 0) continue;
+        const int meant = min(32, vocabulary - pair * 32);
+        for (int g = 0; g < groups; g++) {
+            float16 tokens[2 * 32];
+            load_tokens(tiles, step_bytes, g, meant, tokens);
+            add_soft((const float*)logits, shares, tokens, active, some, means + (size_t)g * count * GROUP);
+        }
+    }
+    for (int r = 0; r < count; r++) parts[place + r] = state[r];
+}
+
+// What the host gets to know of a row; HeadRow of ops/head.rs.
+typedef struct {
+    int argmax, sampled;
+    float entropy, peak;
+    int bad;
+} Row;
+
+// Puts the slices of a row together, in their order. out: f32 [rows][stride] the mean of the table's rows times `scale`,
+// zero past the table's columns. One work-item a row.
+EXPLICIT_VECTOR kernel void merge_head(int greedy, int soft, global const Part* parts, global const float* softs,
+                                       global Row* results, global float* out, int groups, int rows, int stride,
+                                       float scale) {
+    const int row = get_global_id(0);
+    const int start = row / ROW_BLOCK * ROW_BLOCK;
+    const int count = min(ROW_BLOCK, rows - start);
+    Part all = parts[row];
+    for (int s = 1; s < HEAD_SLICES; s++) {
+        global const Part* part = parts + (size_t)s * rows + row;
+        all.peak = fmax(all.peak, part->peak);
+        if (part->best > all.best) all.best = part->best, all.best_token = part->best_token;
+        if (part->drawn > all.drawn) all.drawn = part->drawn, all.drawn_token = part->drawn_token;
+        if (all.bad == 0) all.bad = part->bad;
+    }
+    float shares[HEAD_SLICES];
+    all.total = all.weighted = 0.0f;
+    for (int s = 0; s < HEAD_SLICES; s++) {
+        global const Part* part = parts + (size_t)s * rows + row;
+        const float fall = part->peak == -INFINITY ? NO_SHARE : fmax(part->peak - all.peak, NO_SHARE);
+        shares[s] = exp((float16)fall).s0;
+        all.total = fma(part->total, shares[s], all.total);
+        all.weighted = fma(fma(fall, part->total, part->weighted), shares[s], all.weighted);
+    }
+    Row result;
+    result.argmax = all.best_token;
+    result.sampled = greedy ? all.best_token : all.drawn_token;
+    result.entropy = fmax(log((float16)all.total).s0 - all.weighted / all.total, 0.0f);
+    result.peak = all.peak;
+    result.bad = all.bad;
+    results[row] = result;
+    if (!soft) return;
+
+    const float factor = all.total > 0.0f ? scale / all.total : 0.0f;
+    for (int s = 0; s < HEAD_SLICES; s++) shares[s] *= factor;
+    global float* y = out + (size_t)row * stride;
+    for (int g = 0; g < groups; g++) {
+        float16 a = 0.0f, b = 0.0f;
+        for (int s = 0; s < HEAD_SLICES; s++) {
+            global const float* mean =
+                softs + ((size_t)s * rows + start) * groups * GROUP + ((size_t)g * count + row - start) * GROUP;
+            a = fma(vload16(0, mean), (float16)shares[s], a);
+            b = fma(vload16(1, mean), (float16)shares[s], b);
+        }
+        vstore16(a, 2 * g, y);
+        vstore16(b, 2 * g + 1, y);
+    }
+    for (int i = 2 * groups; i < stride / 16; i++) vstore16((float16)0.0f, i, y);
+}
+
+// The plain way, in two passes over whole logits.
+
+// Logits [rows][stride] become their softmax over the vocabulary, in place, and zero up to a multiple of 16. One
+// work-item a row.
+EXPLICIT_VECTOR kernel void softmax_rows(global float* logits, int vocabulary, int stride) {
+    global float* x = logits + (size_t)get_global_id(0) * stride;
+    const int vectors = (vocabulary + 15) / 16;
+    float16 top = -INFINITY, total = 0.0f;
+    for (int i = 0; i < vectors; i++)
+        top = fmax(top, select((float16)(-INFINITY), vload16(i, x), LANES + i * 16 < (int16)vocabulary));
+    const float peak = max_lanes(top);
+    for (int i = 0; i < vectors; i++) {
+        float16 e = select((float16)0.0f, exp(vload16(i, x) - peak), LANES + i * 16 < (int16)vocabulary);
+        total += e;
+        vstore16(e, i, x);
+    }
+    const float sum = sum_lanes(total);
+    for (int i = 0; i < vectors; i++) vstore16(vload16(i, x) / sum, i, x);
+}
+
+// Means of the table's rows under probabilities [rows][from_stride], times `scale`: out f32 [rows][stride], zero past
+// the table's columns. Global size: stride / 32 x blocks of MEAN_ROWS rows.
+#define MEAN_ROWS 4
+EXPLICIT_VECTOR kernel void mean_rows(global const uchar* table, global const float* probabilities, global float* out,
+                                      int vocabulary, int groups, int rows, int from_stride, int stride, float scale) {
+    const int g = get_global_id(0);
+    const int start = get_global_id(1) * MEAN_ROWS;
+    const int count = min(MEAN_ROWS, rows - start);
+    float16 sums[MEAN_ROWS][GROUP];
+    for (int r = 0; r < MEAN_ROWS; r++)
+        for (int i = 0; i < GROUP; i++) sums[r][i] = 0.0f;
+    for (int t = 0; g < groups && t * 16 < vocabulary; t++) {
+        float16 codes[GROUP], scales[GROUP / SCALE_GROUP], offsets[GROUP / SCALE_GROUP];
+        load_group(table + (size_t)t * tile_bytes(groups), 0, 1, g, codes, scales, offsets);
+        const int16 meant = LANES + t * 16 < (int16)vocabulary;
+        for (int i = 0; i < GROUP; i++) {
+            float16 w = weight_of(codes[i], scales[i / SCALE_GROUP], offsets[i / SCALE_GROUP]);
+            codes[i] = select((float16)0.0f, w, meant);
+        }
+        for (int r = 0; r < count; r++) {
+            float16 p = vload16(t, probabilities + (size_t)(start + r) * from_stride);
+            for (int i = 0; i < GROUP; i++) sums[r][i] = fma(p, codes[i], sums[r][i]);
+        }
+    }
+    for (int r = 0; r < count; r++)
+        for (int i = 0; i < GROUP; i++)
+            out[(size_t)(start + r) * stride + g * GROUP + i] = sum_lanes(sums[r][i]) * scale;
+}
