@@ -26,6 +26,8 @@ enum Command {
     Serve(Settings),
     /// Write the logits of every position of a text to a safetensors file.
     Logits(commands::logits::Options),
+    /// Denoise with a diffusion model, or replay a recorded run on it.
+    Denoise(commands::denoise::Options),
     /// Print the token ids of a text.
     Tokenize(commands::tokenize::Options),
     /// Print the text of token ids.
@@ -97,6 +99,7 @@ fn main() -> ExitCode {
             axe::device::process::leave(u8::from(failed))
         }
         Command::Logits(options) => commands::logits::run(&options),
+        Command::Denoise(options) => commands::denoise::run(&options),
         Command::Tokenize(options) => commands::tokenize::run(&options),
         Command::Detokenize(options) => commands::detokenize::run(&options),
         Command::Devices(options) => commands::devices::run(&options),

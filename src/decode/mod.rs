@@ -4,10 +4,12 @@
 //! neither need be `Send`.
 
 mod causal;
+pub mod diffusion;
 mod philox;
 mod sample;
 
 pub use causal::CausalBackend;
+pub use diffusion::DiffusionBackend;
 pub use sample::{Sampler, argmax};
 
 use thiserror::Error;
@@ -55,6 +57,21 @@ pub trait Generation {
     fn step(&mut self) -> Result<Step, BackendError>;
     /// Prompt tokens taken over from the cache of the generation before; known after the first step.
     fn cached_tokens(&self) -> usize;
+    /// What denoising took so far; `None` where nothing is denoised.
+    fn denoising(&self) -> Option<DenoisingStats> {
+        None
+    }
+}
+
+/// What denoising took in one generation.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct DenoisingStats {
+    /// Denoising steps.
+    pub steps: usize,
+    /// Canvases begun.
+    pub canvases: usize,
+    /// Accepted positions of each step.
+    pub accepted: Vec<u32>,
 }
 
 /// What one step did.
@@ -98,6 +115,19 @@ pub struct Sampling {
     pub frequency_penalty: f32,
     /// Keys the counter-based generator; the draw at a position depends on seed and position only.
     pub seed: u64,
+    /// What a diffusion model should do otherwise than its checkpoint says.
+    pub denoising: Denoising,
+}
+
+/// Wishes about denoising; what is `None` is as the checkpoint says.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Denoising {
+    /// Most steps of a canvas.
+    pub max_steps: Option<usize>,
+    /// Positions are accepted, the surest first, while the entropies before them add up to no more than this.
+    pub entropy_bound: Option<f32>,
+    /// A stable canvas is done when its mean entropy is below this.
+    pub confidence_threshold: Option<f32>,
 }
 
 impl Default for Sampling {
@@ -111,6 +141,7 @@ impl Default for Sampling {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             seed: 0,
+            denoising: Denoising::default(),
         }
     }
 }

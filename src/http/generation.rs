@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
 use super::{App, random};
-use crate::decode::Sampling;
+use crate::decode::{Denoising, Sampling};
 use crate::engine::Stop;
 
 /// How to generate and how to answer.
@@ -48,6 +48,7 @@ impl Generation {
             presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
             frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
             seed: seed(fields)?,
+            denoising: Denoising::default(),
         };
         let stop = Stop {
             max_tokens: max_tokens(fields, app)?,

@@ -2,6 +2,7 @@
 
 mod causal;
 mod config;
+pub mod diffusion_gemma;
 mod error;
 mod keys;
 mod pass;

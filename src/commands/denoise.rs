@@ -1,0 +1,290 @@
+//! `axed denoise`
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use axe::checkpoint::mapping::Mapping;
+use axe::config::Config;
+use axe::decode::diffusion::replay::{Agreement, Difference, ReplayOptions, follow, replay};
+use axe::decode::diffusion::{CanvasModel, DiffusionOptions, Trajectory, manifest_entry};
+use axe::decode::{Backend, BackendError, Denoising, DiffusionBackend, Sampling, Step};
+use axe::model::diffusion_gemma::GenerationConfig;
+use axe::ops::CacheKind;
+use clap::{ArgGroup, Args};
+
+/// Denoise with a diffusion model, or replay a recorded run on it.
+///
+/// With `--replay`, each recorded step is run from the canvas that was recorded, and logits, most probable tokens,
+/// entropies, drawn tokens, accepted positions and the next canvas are compared. The first difference ends the command
+/// with status 1. Without, a canvas is denoised freely, and each step is printed.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("prompt").required(true).args(["ids", "manifest"]))]
+pub struct Options {
+    /// The checkpoint.
+    #[arg(short, long, value_name = "PATH", env = "AXE_MODEL")]
+    pub model: PathBuf,
+    /// Recorded run (safetensors, as `traj_<name>.safetensors`).
+    #[arg(long, value_name = "FILE")]
+    pub replay: Option<PathBuf>,
+    /// List of recorded runs (JSON): prompt and sampling of the run, found by the name of its file.
+    #[arg(long, value_name = "FILE", requires = "replay")]
+    pub manifest: Option<PathBuf>,
+    /// Prompt as token ids, separated by commas.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub ids: Vec<u32>,
+    /// Replay through the streaming head, as a server runs it: each step is conditioned on the model's own step before.
+    #[arg(long, requires = "replay")]
+    pub streaming: bool,
+    /// Largest difference of logits and entropies in a replay.
+    #[arg(long, value_name = "X", default_value_t = 1e-4)]
+    pub tolerance: f32,
+    /// Most denoising steps of a canvas [default: as the manifest, then the checkpoint says; so for those below].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub steps: Option<u32>,
+    /// Temperature towards which the schedule falls.
+    #[arg(long, value_name = "T")]
+    pub t_min: Option<f64>,
+    /// Temperature of the first step.
+    #[arg(long, value_name = "T")]
+    pub t_max: Option<f64>,
+    /// Entropy up to which positions are accepted.
+    #[arg(long, value_name = "NATS")]
+    pub entropy_bound: Option<f64>,
+    /// Unchanged steps that make a canvas stable.
+    #[arg(long, value_name = "N")]
+    pub stability_threshold: Option<u32>,
+    /// Mean entropy below which a stable canvas is done.
+    #[arg(long, value_name = "NATS")]
+    pub confidence_threshold: Option<f64>,
+    /// Canvases to denoise without `--replay`.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub canvases: usize,
+    /// Seed of the noise without `--replay`.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Let a reply end before its first token.
+    #[arg(long)]
+    pub allow_immediate_end: bool,
+    /// Number type of the key-value cache. The server's default is f16; f32 shows the model without that rounding.
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    pub kv_cache: CacheKind,
+    /// Configuration file, for the device to use [default: as for `serve`].
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// Replays or denoises.
+pub fn run(options: &Options) -> Result<()> {
+    let mut config = Config::load(options.config.as_deref(), Vec::new())?;
+    config.device.kv_cache = options.kv_cache;
+    axe::device::runtime::locate(config.device.threads)?;
+    match &options.replay {
+        Some(path) => {
+            let file = Mapping::open(path)?;
+            let tried = || format!("cannot replay {}", path.display());
+            let trajectory = Trajectory::read(file.as_ref()).with_context(tried)?;
+            let recorded = options.recorded(path)?;
+            let (model, said) = open_diffusion(&config, &options.model)?;
+            let (prompt, said) = recorded.unwrap_or_else(|| (options.ids.clone(), said));
+            let said = options.sampling(said)?;
+            compare(model, &prompt, &trajectory, &said, options).with_context(tried)
+        }
+        None => {
+            let (model, said) = open_diffusion(&config, &options.model)?;
+            denoise(model, options.sampling(said)?, options)
+        }
+    }
+}
+
+impl Options {
+    /// What the manifest says of the run recorded at `path`, if a manifest was given.
+    fn recorded(&self, path: &Path) -> Result<Option<(Vec<u32>, GenerationConfig)>> {
+        let Some(manifest) = &self.manifest else { return Ok(None) };
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let name = stem.strip_prefix("traj_").unwrap_or(&stem);
+        let text = super::read_text(manifest)?;
+        let tried = || format!("cannot use {}", manifest.display());
+        let value = serde_json::from_str(&text).with_context(tried)?;
+        Ok(Some(manifest_entry(&value, name).with_context(tried)?))
+    }
+
+    /// How to sample: what was said, changed by the flags.
+    fn sampling(&self, said: GenerationConfig) -> Result<GenerationConfig> {
+        let config = GenerationConfig {
+            max_denoising_steps: self.steps.map_or(said.max_denoising_steps, |steps| steps as usize),
+            t_min: self.t_min.unwrap_or(said.t_min),
+            t_max: self.t_max.unwrap_or(said.t_max),
+            entropy_bound: self.entropy_bound.unwrap_or(said.entropy_bound),
+            stability_threshold: self.stability_threshold.map(|n| n as usize).or(said.stability_threshold),
+            confidence_threshold: self.confidence_threshold.or(said.confidence_threshold),
+            ..said
+        };
+        config.checked().map_err(anyhow::Error::msg)
+    }
+}
+
+/// Replays a recorded run and prints a line for each step that agrees.
+fn compare<M: CanvasModel>(
+    mut model: M,
+    prompt: &[u32],
+    trajectory: &Trajectory<'_>,
+    config: &GenerationConfig,
+    options: &Options,
+) -> Result<()> {
+    let limits = ReplayOptions { logits: options.tolerance, entropy: options.tolerance };
+    let (mut steps, mut logits, mut entropy) = (0usize, None::<f32>, 0f32);
+    let mut outcome: Result<Option<Difference>, BackendError> = Ok(None);
+    super::to_stdout(|out| {
+        let mut written = Ok(());
+        let mut report = |seen: &Agreement| {
+            steps += 1;
+            logits = logits.into_iter().chain(seen.logits).reduce(f32::max);
+            entropy = entropy.max(seen.entropy);
+            if written.is_ok() {
+                written = line(out, seen);
+            }
+        };
+        let (model, report) = (&mut model, &mut report);
+        outcome = if options.streaming {
+            follow(model, prompt, trajectory, config, &limits, report)
+        } else {
+            replay(model, prompt, trajectory, config, &limits, report)
+        };
+        written?;
+        if matches!(outcome, Ok(None)) {
+            let canvases = trajectory.canvases();
+            let logits = logits.map_or_else(|| "not compared".to_owned(), |off| format!("within {off:.1e}"));
+            writeln!(
+                out,
+                "all agrees: canvases {canvases}, steps {steps}, logits {logits}, entropies within {entropy:.1e}"
+            )?;
+        }
+        Ok(())
+    })?;
+    match outcome.map_err(anyhow::Error::from_boxed)? {
+        Some(difference) => bail!("{difference}"),
+        None => Ok(()),
+    }
+}
+
+fn line(out: &mut impl Write, seen: &Agreement) -> std::io::Result<()> {
+    write!(out, "canvas {} step {}: temperature {:.4}", seen.canvas, seen.step, seen.temperature)?;
+    if let Some(logits) = seen.logits {
+        write!(out, ", logits within {logits:.1e}")?;
+    }
+    writeln!(
+        out,
+        ", entropies within {:.1e} (mean {:.4}), accepted {} of {}{}",
+        seen.entropy,
+        seen.mean_entropy,
+        seen.accepted,
+        seen.rows,
+        if seen.done { ", done" } else { "" }
+    )
+}
+
+/// Denoises freely and prints what each step guesses.
+fn denoise<M: CanvasModel>(model: M, config: GenerationConfig, options: &Options) -> Result<()> {
+    let choices =
+        DiffusionOptions { bar_immediate_end: !options.allow_immediate_end, ..DiffusionOptions::default() };
+    // The schedule's own highest temperature leaves the schedule as it is.
+    let sampling = Sampling {
+        temperature: config.t_max as f32,
+        seed: options.seed,
+        denoising: Denoising::default(),
+        ..Sampling::default()
+    };
+    let mut backend = DiffusionBackend::new(model, config, choices);
+    let mut outcome: Result<(), BackendError> = Ok(());
+    super::to_stdout(|out| {
+        let mut generation = match backend.start(&options.ids, &sampling) {
+            Ok(generation) => generation,
+            Err(error) => {
+                outcome = Err(error);
+                return Ok(());
+            }
+        };
+        let (mut canvas, mut step) = (0, 0);
+        while canvas < options.canvases {
+            match generation.step() {
+                Ok(Step::Prefill { .. }) => {}
+                Ok(Step::Draft { tokens, entropy }) => {
+                    let mean = entropy.iter().sum::<f32>() / entropy.len().max(1) as f32;
+                    writeln!(
+                        out,
+                        "canvas {canvas} step {step}: mean entropy {mean:.4}: {}",
+                        joined(&tokens)
+                    )?;
+                    step += 1;
+                }
+                Ok(Step::Commit(tokens)) => {
+                    writeln!(out, "canvas {canvas}: {}", joined(&tokens))?;
+                    (canvas, step) = (canvas + 1, 0);
+                }
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    })?;
+    outcome.map_err(anyhow::Error::from_boxed)
+}
+
+fn joined(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+// ---- Until the model is here: `axe::load::open_diffusion(&config, path)` takes the place of what follows. ----
+
+/// Opens a diffusion model on the device, with how it wants to be sampled.
+fn open_diffusion(_config: &Config, path: &Path) -> Result<(NotBuiltIn, GenerationConfig)> {
+    bail!("{}: diffusion models are not built in yet", path.display())
+}
+
+enum NotBuiltIn {}
+
+impl CanvasModel for NotBuiltIn {
+    fn canvas(&self) -> usize {
+        match *self {}
+    }
+    fn vocabulary(&self) -> usize {
+        match *self {}
+    }
+    fn context(&self) -> usize {
+        match *self {}
+    }
+    fn rows(&self) -> usize {
+        match *self {}
+    }
+    fn encode(&mut self, _: &[u32], _: usize) -> Result<(), axe::model::ModelError> {
+        match *self {}
+    }
+    fn finish(&mut self) -> Result<(), axe::model::ModelError> {
+        match *self {}
+    }
+    fn reusable(&self, _: usize) -> bool {
+        match *self {}
+    }
+    fn denoise(
+        &mut self,
+        _: &[u32],
+        _: usize,
+        _: &axe::model::diffusion_gemma::DenoiseStep,
+    ) -> Result<Vec<axe::model::diffusion_gemma::RowChoice>, axe::model::ModelError> {
+        match *self {}
+    }
+    fn canvas_logits(
+        &mut self,
+        _: &[u32],
+        _: usize,
+        _: Option<&[f32]>,
+    ) -> Result<Vec<f32>, axe::model::ModelError> {
+        match *self {}
+    }
+    fn memory(&self) -> axe::decode::Memory {
+        match *self {}
+    }
+}

@@ -1,0 +1,254 @@
+//! The loop over canvases: encode what is not encoded yet, denoise, commit, again.
+
+use super::canvas::{Canvas, Denoised, Noise};
+use super::model::CanvasModel;
+use super::plan::Plan;
+use crate::decode::{Backend, BackendError, DenoisingStats, Generation, Memory, Sampling, Step};
+use crate::model::ModelError;
+use crate::model::diffusion_gemma::{GenerationConfig, RowChoice};
+
+/// Steps whose accepted positions are told; a generation with more has told enough.
+const MOST_TOLD: usize = 4096;
+
+/// What a server decides about denoising.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DiffusionOptions {
+    /// No reply ends before its first token: the end tokens are barred at row 0 of a generation's first canvas, as its
+    /// most probable and as its sampled token. Terse prompts often denoise to an immediate end otherwise.
+    pub bar_immediate_end: bool,
+    /// The temperature of a request that leaves the checkpoint's schedule as it is; other temperatures scale it. 0: the
+    /// schedule's own highest temperature.
+    pub usual_temperature: f32,
+}
+
+impl Default for DiffusionOptions {
+    fn default() -> Self {
+        Self { bar_immediate_end: true, usual_temperature: 0.0 }
+    }
+}
+
+/// A block diffusion model. What it has encoded stays in the key-value cache: a prompt that starts the same way is
+/// encoded from where it differs, as long as the model still has what stands before. Results do not depend on how a
+/// prompt was cut into passes, so reuse changes no bit of what follows.
+pub struct DiffusionBackend<M> {
+    model: M,
+    config: GenerationConfig,
+    options: DiffusionOptions,
+    /// Ids from here on are padding: neither taken nor drawn.
+    vocabulary: usize,
+    /// Tokens that were encoded and whose keys and values the cache holds, from position 0 on. A canvas that is being
+    /// denoised lies behind them and is no part of them.
+    cached: Vec<u32>,
+}
+
+impl<M: CanvasModel> DiffusionBackend<M> {
+    /// Generates with `model` as `config` says.
+    pub fn new(model: M, config: GenerationConfig, options: DiffusionOptions) -> Self {
+        let vocabulary = model.vocabulary();
+        Self { model, config, options, vocabulary, cached: Vec::new() }
+    }
+
+    /// Keeps to ids below `tokens`: models may have more rows than their tokenizers have tokens.
+    #[must_use]
+    pub fn with_vocabulary(self, tokens: usize) -> Self {
+        Self { vocabulary: self.vocabulary.min(tokens), ..self }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// How the checkpoint wants to be sampled.
+    pub fn config(&self) -> &GenerationConfig {
+        &self.config
+    }
+
+    /// Encodes up to a pass of tokens at `start` and waits for them; only then the cache ends with them.
+    fn encode(&mut self, tokens: &[u32], start: usize) -> Result<(), ModelError> {
+        self.cached.truncate(start);
+        self.model.encode(tokens, start)?;
+        self.model.finish()?;
+        self.cached.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// Checks what the model said: one sound choice for each row.
+    fn check(&self, choices: &[RowChoice], start: usize) -> Result<(), BackendError> {
+        let rows = self.model.canvas();
+        if choices.len() != rows {
+            return Err(format!("the model answered {} rows of a canvas of {rows}", choices.len()).into());
+        }
+        for (row, choice) in choices.iter().enumerate() {
+            if !choice.entropy.is_finite() {
+                return Err(format!(
+                    "the entropy at position {} is {}: the pass that made it overflowed or the weights are damaged",
+                    start + row,
+                    choice.entropy
+                )
+                .into());
+            }
+            let vocabulary = self.vocabulary;
+            if let Some(id) =
+                [choice.argmax, choice.sampled].into_iter().find(|&id| id as usize >= vocabulary)
+            {
+                return Err(ModelError::UnknownToken { id, vocabulary }.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<M: CanvasModel> Backend for DiffusionBackend<M> {
+    fn start<'a>(
+        &'a mut self,
+        prompt: &[u32],
+        sampling: &Sampling,
+    ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        let (context, vocabulary) = (self.model.context(), self.vocabulary);
+        if prompt.is_empty() {
+            return Err("the prompt has no tokens".into());
+        }
+        if prompt.len() >= context {
+            return Err(ModelError::PastContext { position: context, context }.into());
+        }
+        if let Some(&id) = prompt.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(ModelError::UnknownToken { id, vocabulary }.into());
+        }
+        let usual = match self.options.usual_temperature {
+            usual if usual > 0.0 => usual,
+            _ => self.config.t_max as f32,
+        };
+        let plan = Plan::for_request(&self.config, sampling, usual)?;
+        // Keys and values are all that a canvas needs of what stands before it: not even the last token runs again.
+        let common = self.cached.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let reused = if self.model.reusable(common) { common } else { 0 };
+        Ok(Box::new(DiffusionGeneration {
+            noise: Noise { seed: sampling.seed, vocabulary },
+            backend: self,
+            prompt: prompt.to_vec(),
+            plan,
+            reused,
+            done: reused,
+            canvases: 0,
+            phase: Phase::Prefill,
+            stats: DenoisingStats::default(),
+        }))
+    }
+
+    fn context_length(&self) -> usize {
+        self.model.context()
+    }
+
+    fn memory(&self) -> Memory {
+        self.model.memory()
+    }
+}
+
+/// What the next step of a generation does.
+enum Phase {
+    /// Encodes a chunk of the prompt.
+    Prefill,
+    /// Encodes these committed tokens and denoises the canvas behind them for the first time.
+    Begin(Vec<u32>),
+    /// Denoises a canvas once more.
+    Denoise(Canvas),
+    /// Hands a finished canvas over.
+    Commit(Vec<u32>),
+    /// Nothing: a step failed.
+    Over,
+}
+
+struct DiffusionGeneration<'a, M> {
+    backend: &'a mut DiffusionBackend<M>,
+    prompt: Vec<u32>,
+    plan: Plan,
+    noise: Noise,
+    reused: usize,
+    /// Positions in the cache.
+    done: usize,
+    /// Canvases begun.
+    canvases: u32,
+    phase: Phase,
+    stats: DenoisingStats,
+}
+
+impl<M: CanvasModel> DiffusionGeneration<'_, M> {
+    fn advance(&mut self) -> Result<Step, BackendError> {
+        match std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Over => Err("the generation has ended with an error".into()),
+            Phase::Prefill => self.prefill(),
+            Phase::Begin(committed) => {
+                let canvas = self.begin(&committed)?;
+                self.denoise(canvas)
+            }
+            Phase::Denoise(canvas) => self.denoise(canvas),
+            Phase::Commit(tokens) => {
+                self.phase = Phase::Begin(tokens.clone());
+                Ok(Step::Commit(tokens))
+            }
+        }
+    }
+
+    /// A prompt that is cached whole is told as such, and costs no pass.
+    fn prefill(&mut self) -> Result<Step, BackendError> {
+        let (total, start) = (self.prompt.len(), self.done);
+        let end = total.min(start + self.backend.model.rows().max(1));
+        if start < end {
+            self.backend.encode(&self.prompt[start..end], start)?;
+            self.done = end;
+        }
+        self.phase = if end == total { Phase::Begin(Vec::new()) } else { Phase::Prefill };
+        Ok(Step::Prefill { done: end, total })
+    }
+
+    /// Encodes what the canvas before has committed and makes a new one. The engine ends a generation before the
+    /// context is full; the last canvas may reach past it.
+    fn begin(&mut self, committed: &[u32]) -> Result<Canvas, BackendError> {
+        let context = self.backend.model.context();
+        let start = self.done + committed.len();
+        if start >= context {
+            return Err(ModelError::PastContext { position: start, context }.into());
+        }
+        for tokens in committed.chunks(self.backend.model.rows().max(1)) {
+            self.backend.encode(tokens, self.done)?;
+            self.done += tokens.len();
+        }
+        let canvas = Canvas::new(self.canvases, self.backend.model.canvas(), &self.plan, self.noise);
+        self.canvases += 1;
+        self.stats.canvases += 1;
+        Ok(canvas)
+    }
+
+    fn denoise(&mut self, mut canvas: Canvas) -> Result<Step, BackendError> {
+        let backend = &mut *self.backend;
+        let first = self.canvases == 1 && backend.options.bar_immediate_end;
+        let step = canvas.step(&self.plan, self.noise, if first { &backend.config.eos } else { &[] });
+        // The canvas overwrites what an earlier generation has left behind this place.
+        backend.cached.truncate(self.done);
+        let choices = backend.model.denoise(canvas.tokens(), self.done, &step)?;
+        backend.check(&choices, self.done)?;
+        let Denoised { argmax, entropies, accepted, done } = canvas.take(&choices, &self.plan, self.noise);
+        self.stats.steps += 1;
+        if self.stats.accepted.len() < MOST_TOLD {
+            self.stats.accepted.push(accepted as u32);
+        }
+        self.phase = if done { Phase::Commit(argmax.clone()) } else { Phase::Denoise(canvas) };
+        Ok(Step::Draft { tokens: argmax, entropy: entropies })
+    }
+}
+
+impl<M: CanvasModel> Generation for DiffusionGeneration<'_, M> {
+    fn step(&mut self) -> Result<Step, BackendError> {
+        // After a failure nobody knows what ran, nor whether its numbers are sound.
+        self.advance().inspect_err(|_| self.backend.cached.clear())
+    }
+
+    fn cached_tokens(&self) -> usize {
+        self.reused
+    }
+
+    fn denoising(&self) -> Option<DenoisingStats> {
+        Some(self.stats.clone())
+    }
+}
