@@ -3,7 +3,7 @@
 
 mod stage;
 
-use axe::decode::Sampling;
+use axe::decode::{Denoising, Sampling};
 use serde_json::{Value, json};
 use stage::{CONTEXT, Script, Server, Stage, Trouble, bytes, config, eventually, text_of};
 
@@ -92,6 +92,7 @@ async fn sampling_fields_reach_the_model() {
         presence_penalty: -0.5,
         frequency_penalty: 0.25,
         seed: u64::MAX,
+        denoising: Denoising::default(),
     };
     assert_eq!(last_sampling(&server), wanted);
     server
