@@ -15,7 +15,7 @@ use crate::checkpoint::quant::GgmlType;
 use crate::config::{Config, DeviceConfig, DeviceKind};
 use crate::decode::{Backend, BackendError, CausalBackend, Generation, Memory, Sampling};
 use crate::device::{self, Device, DeviceOptions, DeviceSelector};
-use crate::engine::{LoadProgress, Loaded, Model};
+use crate::engine::{LoadProgress, Loaded, Model, ModelKind};
 use crate::model::{Causal, CausalConfig, LoadOptions};
 use crate::text::{ChatTemplate, Tokenizer};
 
@@ -147,6 +147,7 @@ pub fn load(
             name: config.model.name(),
             identity,
             device: format!("{} ({}, {} compute units)", info.name, info.platform, info.compute_units),
+            kind: ModelKind::Causal,
             context_length: context,
             tokenizer,
             template,

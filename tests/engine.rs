@@ -15,6 +15,7 @@ fn request(prompt: &str) -> Request {
         prompt: bytes(prompt),
         sampling: Sampling::default(),
         stop: Stop { max_tokens: 1000, ..Stop::default() },
+        channels: true,
     }
 }
 

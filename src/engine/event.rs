@@ -2,7 +2,10 @@
 
 use serde::Serialize;
 
-/// One event of a job. The concatenation of all `Commit::text` is the reply, byte for byte.
+use crate::decode::DenoisingStats;
+
+/// One event of a job. The concatenation of all `Commit::text` is the reply, byte for byte, and that of all
+/// `Commit::reasoning` what the model thought.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// Prompt tokens encoded so far.
@@ -26,6 +29,8 @@ pub enum Event {
         /// Text released by them: whole UTF-8 characters, with what could still become a stop string held back.
         /// May be empty.
         text: String,
+        /// Text of the thinking channel released by them; comes before `text`. Mostly empty.
+        reasoning: String,
     },
     /// The last event of every job that was started.
     Finish {
@@ -73,6 +78,8 @@ pub struct Usage {
     pub completion_tokens: usize,
     /// Prompt tokens whose keys and values were reused from the request before.
     pub cached_tokens: usize,
+    /// Generated tokens that belong to the thinking channel, its markers included.
+    pub reasoning_tokens: usize,
 }
 
 /// Timings of a job; seconds.
@@ -86,10 +93,15 @@ pub struct Stats {
     pub first_token_s: f64,
     /// From acceptance in the queue to the finish.
     pub elapsed_s: f64,
-    /// Forward passes after prefill.
+    /// Forward passes after prefill; denoising steps of a model that denoises.
     pub passes: usize,
     /// Committed tokens over passes.
     pub tokens_per_pass: f64,
-    /// Tokens after the first commit over the seconds they took; 0 where there were none.
+    /// Tokens after the first commit over the seconds they took; 0 where there were none. Of a model that denoises,
+    /// whose first commit is a whole canvas: all tokens over the seconds from the end of prefill to the last commit.
     pub tokens_per_s: f64,
+    /// What denoising took, for models that denoise.
+    pub denoising: Option<DenoisingStats>,
+    /// Denoising steps of each canvas that was committed, in order.
+    pub canvas_steps: Vec<usize>,
 }

@@ -211,6 +211,11 @@ impl Shared {
         counters.completion_tokens += usage.completion_tokens as u64;
         counters.cached_tokens += usage.cached_tokens as u64;
         counters.passes += stats.passes as u64;
+        if let Some(denoising) = &stats.denoising {
+            counters.denoising_steps += denoising.steps as u64;
+            counters.canvases += denoising.canvases as u64;
+        }
+        stats.canvas_steps.iter().for_each(|&steps| counters.canvas_steps.record(steps as f64));
         counters.prefill_s += stats.prefill_s;
         counters.decode_s += decode_s;
         if usage.completion_tokens > 0 {

@@ -43,9 +43,13 @@ impl Sender {
             unread.events.pop_back();
         }
         match (unread.events.back_mut(), event) {
-            (Some(Event::Commit { tokens, text }), Event::Commit { tokens: more, text: on }) if crowded => {
+            (
+                Some(Event::Commit { tokens, text, reasoning }),
+                Event::Commit { tokens: more, text: on, reasoning: thought },
+            ) if crowded => {
                 tokens.extend(more);
                 text.push_str(&on);
+                reasoning.push_str(&thought);
             }
             (Some(last @ Event::Prefill { .. }), event @ Event::Prefill { .. }) => *last = event,
             (_, event) => unread.events.push_back(event),

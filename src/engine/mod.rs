@@ -18,7 +18,7 @@ mod thread;
 pub use event::{Cause, Event, FinishReason, Stats, Usage};
 pub use handle::{EngineHandle, Job, SubmitError};
 pub use mailbox::Events;
-pub use model::{LoadProgress, Loaded, Model};
+pub use model::{LoadProgress, Loaded, Model, ModelKind};
 pub use request::{Request, Stop};
 pub use status::{Counters, Histogram, Outcomes, Phase, QueueStatus, QueuedJob, RunningJob, State, Status};
 pub use thread::{Engine, Options};

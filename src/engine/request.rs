@@ -15,6 +15,9 @@ pub struct Request {
     pub sampling: Sampling,
     /// When to end.
     pub stop: Stop,
+    /// Whether the model's thinking channel, if it has one, is told apart from the reply. Otherwise all text is the
+    /// reply.
+    pub channels: bool,
 }
 
 /// When a generation ends, besides the model's end tokens and the context limit.
@@ -22,7 +25,7 @@ pub struct Request {
 pub struct Stop {
     /// Most tokens to generate, at least 1.
     pub max_tokens: usize,
-    /// Strings that end the reply; none of them shows in it.
+    /// Strings that end the reply; none of them shows in it. What the model thinks may hold them.
     pub strings: Vec<String>,
     /// Generate on past the model's end tokens (benchmarks).
     pub ignore_eos: bool,

@@ -7,8 +7,8 @@ use super::handle::{Queued, Shared};
 use super::status::Phase;
 use super::thread::chain;
 use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
-use crate::decode::{Backend, Step};
-use crate::text::{Assembler, Tokenizer};
+use crate::decode::{Backend, DenoisingStats, Generation, Step};
+use crate::text::{Parts, ReplyText, Tokenizer};
 
 /// Runs the job and sends its events, [`Event::Finish`] included.
 pub(super) fn run(
@@ -21,6 +21,7 @@ pub(super) fn run(
     let mut clock = Clock::start(queued.accepted);
     let mut reply = Reply::new(model, &queued.request);
     let mut cached_tokens = 0;
+    let mut denoising = Denoised::default();
     let interrupted = || {
         if queued.sender.abandoned() {
             Some(FinishReason::Cancelled(Cause::Listener))
@@ -52,6 +53,7 @@ pub(super) fn run(
                 Err(error) => break FinishReason::Error(chain(&*error)),
             };
             cached_tokens = generation.cached_tokens();
+            denoising.look(&*generation, matches!(step, Step::Commit(_)));
             match step {
                 Step::Prefill { done, total } => {
                     shared.show(|job| job.prefilled = done);
@@ -68,7 +70,7 @@ pub(super) fn run(
                 Step::Commit(tokens) => {
                     clock.passed();
                     let before = reply.completion_tokens;
-                    let (text, ended) = reply.take(&tokens);
+                    let (Parts { content: text, reasoning }, ended) = reply.take(&tokens);
                     let kept = reply.completion_tokens - before;
                     clock.committed(kept);
                     shared.show(|job| {
@@ -77,7 +79,7 @@ pub(super) fn run(
                         job.committed = reply.completion_tokens;
                     });
                     let tokens = tokens.into_iter().take(kept).collect();
-                    queued.sender.send(Event::Commit { tokens, text });
+                    queued.sender.send(Event::Commit { tokens, text, reasoning });
                     if let Some(reason) = ended {
                         break reason;
                     }
@@ -89,13 +91,15 @@ pub(super) fn run(
         prompt_tokens: queued.request.prompt.len(),
         completion_tokens: reply.completion_tokens,
         cached_tokens,
+        reasoning_tokens: reply.text.reasoning_tokens(),
     };
     // A reply that was cut from outside still gets what was held back for a stop string; a stopped or full one has it.
-    let rest = if matches!(reason, FinishReason::Error(_)) { String::new() } else { reply.flush() };
+    let rest = if matches!(reason, FinishReason::Error(_)) { Parts::default() } else { reply.flush() };
     if !rest.is_empty() {
-        queued.sender.send(Event::Commit { tokens: Vec::new(), text: rest });
+        let Parts { content: text, reasoning } = rest;
+        queued.sender.send(Event::Commit { tokens: Vec::new(), text, reasoning });
     }
-    let (stats, decode_s) = clock.stop(usage.completion_tokens);
+    let (stats, decode_s) = clock.stop(usage.completion_tokens, denoising);
     log(&queued.request.id, &reason, usage, &stats);
     // The slot is free before the listener knows, so that its next request does not find it taken.
     shared.finished(&reason, usage, &stats, decode_s);
@@ -119,7 +123,9 @@ fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
         prompt_tokens = usage.prompt_tokens,
         cached_tokens = usage.cached_tokens,
         completion_tokens = usage.completion_tokens,
+        reasoning_tokens = usage.reasoning_tokens,
         passes = stats.passes,
+        canvases = stats.denoising.as_ref().map(|denoising| denoising.canvases),
         queue_s = stats.queue_s,
         prefill_s = stats.prefill_s,
         elapsed_s = stats.elapsed_s,
@@ -131,7 +137,7 @@ fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
 /// The reply so far, and the rules that end it.
 struct Reply<'a> {
     tokenizer: &'a Tokenizer,
-    assembler: Assembler,
+    text: ReplyText,
     ignore_eos: bool,
     /// Most tokens, by the request and by what the prompt left of the context.
     most: usize,
@@ -141,9 +147,15 @@ struct Reply<'a> {
 impl<'a> Reply<'a> {
     fn new(model: &'a Model, request: &Request) -> Self {
         let left = model.context_length.saturating_sub(request.prompt.len());
+        let tokenizer = &model.tokenizer;
+        let channel = tokenizer.channel().filter(|_| request.channels);
         Self {
-            tokenizer: &model.tokenizer,
-            assembler: Assembler::new(&request.stop.strings, false),
+            tokenizer,
+            text: ReplyText::new(channel, &request.stop.strings).following(
+                &request.prompt,
+                tokenizer.eos_ids(),
+                |id| tokenizer.piece(id),
+            ),
             ignore_eos: request.stop.ignore_eos,
             most: request.stop.max_tokens.min(left),
             completion_tokens: 0,
@@ -151,31 +163,49 @@ impl<'a> Reply<'a> {
     }
 
     /// Takes tokens up to the one that ends the reply, if one does; returns the text they release.
-    fn take(&mut self, tokens: &[u32]) -> (String, Option<FinishReason>) {
-        let mut text = String::new();
+    fn take(&mut self, tokens: &[u32]) -> (Parts, Option<FinishReason>) {
+        let mut parts = Parts::default();
         for token in tokens {
             self.completion_tokens += 1;
             if !self.ignore_eos && self.tokenizer.eos_ids().contains(token) {
                 // What was held back because it could have become a stop string is part of the reply.
-                self.assembler.flush(&mut text);
-                return (text, Some(FinishReason::Stop));
+                self.text.flush(&mut parts);
+                return (parts, Some(FinishReason::Stop));
             }
-            if self.assembler.push(self.tokenizer.piece(*token), &mut text).is_some() {
-                return (text, Some(FinishReason::Stop));
+            if self.text.push(*token, self.tokenizer.piece(*token), &mut parts) {
+                return (parts, Some(FinishReason::Stop));
             }
             if self.completion_tokens >= self.most {
-                self.assembler.flush(&mut text);
-                return (text, Some(FinishReason::Length));
+                self.text.flush(&mut parts);
+                return (parts, Some(FinishReason::Length));
             }
         }
-        (text, None)
+        (parts, None)
     }
 
     /// Ends the reply from outside: the text that was held back.
-    fn flush(&mut self) -> String {
-        let mut text = String::new();
-        self.assembler.flush(&mut text);
-        text
+    fn flush(&mut self) -> Parts {
+        let mut parts = Parts::default();
+        self.text.flush(&mut parts);
+        parts
+    }
+}
+
+/// What denoising took, canvas by canvas.
+#[derive(Default)]
+struct Denoised {
+    stats: Option<DenoisingStats>,
+    canvas_steps: Vec<usize>,
+}
+
+impl Denoised {
+    /// Looks at the generation after a step that did or did not commit a canvas.
+    fn look(&mut self, generation: &dyn Generation, committed: bool) {
+        self.stats = generation.denoising();
+        if let Some(stats) = self.stats.as_ref().filter(|_| committed) {
+            let counted: usize = self.canvas_steps.iter().sum();
+            self.canvas_steps.push(stats.steps.saturating_sub(counted));
+        }
     }
 }
 
@@ -226,26 +256,30 @@ impl Clock {
     }
 
     /// The stats, and the seconds spent generating.
-    fn stop(self, completion_tokens: usize) -> (Stats, f64) {
+    fn stop(self, completion_tokens: usize, denoised: Denoised) -> (Stats, f64) {
         let ran_s = self.since_start();
         let prefill_s = self.prefill_s.unwrap_or(ran_s);
         let tokens_per_s = self.first_commit.map_or(0.0, |(first, tokens)| {
-            let seconds = self.last_commit.duration_since(first).as_secs_f64();
-            let later = completion_tokens.saturating_sub(tokens) as f64;
+            let (seconds, later) = if denoised.stats.is_some() {
+                let ended_s = self.last_commit.duration_since(self.started).as_secs_f64();
+                (ended_s - prefill_s, completion_tokens as f64)
+            } else {
+                let seconds = self.last_commit.duration_since(first).as_secs_f64();
+                (seconds, completion_tokens.saturating_sub(tokens) as f64)
+            };
             if seconds > 0.0 { later / seconds } else { 0.0 }
         });
+        let passes = denoised.stats.as_ref().map_or(self.passes, |stats| stats.steps);
         let stats = Stats {
             queue_s: self.started.duration_since(self.accepted).as_secs_f64(),
             prefill_s,
             first_token_s: self.first_s.unwrap_or(0.0),
             elapsed_s: self.accepted.elapsed().as_secs_f64(),
-            passes: self.passes,
-            tokens_per_pass: if self.passes == 0 {
-                0.0
-            } else {
-                completion_tokens as f64 / self.passes as f64
-            },
+            passes,
+            tokens_per_pass: if passes == 0 { 0.0 } else { completion_tokens as f64 / passes as f64 },
             tokens_per_s,
+            denoising: denoised.stats,
+            canvas_steps: denoised.canvas_steps,
         };
         (stats, ran_s - prefill_s)
     }

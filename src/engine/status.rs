@@ -159,10 +159,16 @@ pub struct Counters {
     pub cached_tokens: u64,
     /// Forward passes after prefill.
     pub passes: u64,
+    /// Denoising steps, those of unfinished canvases included.
+    pub denoising_steps: u64,
+    /// Canvases that were begun.
+    pub canvases: u64,
     /// Seconds spent encoding prompts.
     pub prefill_s: f64,
     /// Seconds spent generating.
     pub decode_s: f64,
+    /// Denoising steps of each canvas that was committed.
+    pub canvas_steps: Histogram,
     /// Seconds from acceptance to the first draft or commit.
     pub first_token_s: Histogram,
     /// Tokens a second after the first commit.
@@ -177,8 +183,13 @@ impl Default for Counters {
             completion_tokens: 0,
             cached_tokens: 0,
             passes: 0,
+            denoising_steps: 0,
+            canvases: 0,
             prefill_s: 0.0,
             decode_s: 0.0,
+            canvas_steps: Histogram::new(&[
+                1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0,
+            ]),
             first_token_s: Histogram::new(&[
                 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
             ]),

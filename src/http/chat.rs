@@ -4,27 +4,40 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use serde_json::{Map, Value};
 
 use super::App;
 use super::body::json_object;
 use super::completions::{check_model, log_rest, model, off_thread};
 use super::error::ApiError;
-use super::fields::Fields;
-use super::generation::Generation;
+use super::fields::{Fields, wrong};
+use super::generation::Asked;
 use super::messages;
 use super::reply::{Dialect, answer};
-use crate::text::{ChatInput, TextError};
+use crate::engine::Model;
+use crate::text::{ChatInput, ChatTemplate, TextError};
+
+/// The template's variable that switches thinking.
+const ENABLE_THINKING: &str = "enable_thinking";
+
+/// The levels of `reasoning_effort`, the first of which switches thinking off. Templates know on and off only.
+const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 
 pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (turn, body) = json_object(request, &app).await?;
     let mut fields = Fields::new(body);
     check_model(&mut fields, &app)?;
     let messages = messages::read(fields.take("messages"))?;
-    let generation = Generation::read(&mut fields, &app)?;
-    let extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
+    let asked = Asked::read(&mut fields, &app)?;
+    let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
+    let effort = fields.take("reasoning_effort");
+    let elsewhere = "send it in `chat_template_kwargs`: {\"enable_thinking\": …}";
+    fields.refuse(ENABLE_THINKING, elsewhere, |_| false)?;
     log_rest(&fields);
     drop(fields);
     let model = model(&app)?;
+    let generation = asked.of(model.kind, &app.sampling)?;
+    set_thinking(&model, effort, &mut extra)?;
     let input = ChatInput { messages, add_generation_prompt: true, extra, ..ChatInput::default() };
     let prompt = {
         let model = Arc::clone(&model);
@@ -38,4 +51,40 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
         .await?
     };
     answer(&app, &model, Dialect::Chat, prompt, generation).await
+}
+
+/// Brings `reasoning_effort` into the one variable that templates know, and checks that variable.
+fn set_thinking(
+    model: &Model,
+    effort: Option<Value>,
+    extra: &mut Map<String, Value>,
+) -> Result<(), ApiError> {
+    if !model.template.as_ref().is_some_and(ChatTemplate::knows_thinking) {
+        return match effort {
+            Some(_) => {
+                Err(ApiError::unsupported("reasoning_effort", "this model cannot be told whether to think"))
+            }
+            None => Ok(()),
+        };
+    }
+    let variable = match extra.get(ENABLE_THINKING) {
+        None | Some(Value::Null) => None,
+        Some(Value::Bool(enabled)) => Some(*enabled),
+        Some(other) => {
+            return Err(wrong("chat_template_kwargs.enable_thinking", other, "true or false"));
+        }
+    };
+    let Some(effort) = effort else { return Ok(()) };
+    let level = effort.as_str().and_then(|effort| EFFORTS.iter().position(|known| *known == effort));
+    let Some(level) = level else {
+        return Err(wrong("reasoning_effort", &effort, &format!("one of {}", EFFORTS.join(", "))));
+    };
+    let enabled = level > 0;
+    if variable.is_some_and(|variable| variable != enabled) {
+        let message =
+            "`reasoning_effort` and `chat_template_kwargs.enable_thinking` differ; send one of them";
+        return Err(ApiError::field("reasoning_effort", message));
+    }
+    extra.insert(ENABLE_THINKING.to_owned(), enabled.into());
+    Ok(())
 }

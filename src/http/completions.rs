@@ -11,7 +11,7 @@ use super::App;
 use super::body::json_object;
 use super::error::ApiError;
 use super::fields::{Fields, quoted, wrong};
-use super::generation::Generation;
+use super::generation::Asked;
 use super::reply::{Dialect, answer};
 use crate::engine::Model;
 use crate::text::Specials;
@@ -21,10 +21,13 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
     let mut fields = Fields::new(body);
     check_model(&mut fields, &app)?;
     let prompt = Prompt::read(fields.take("prompt"))?;
-    let generation = Generation::read(&mut fields, &app)?;
+    let asked = Asked::read(&mut fields, &app)?;
+    fields.refuse("reasoning_effort", "texts are continued as they are", |_| false)?;
+    fields.refuse("enable_thinking", "texts are continued as they are", |_| false)?;
     log_rest(&fields);
     drop(fields);
     let model = model(&app)?;
+    let generation = asked.of(model.kind, &app.sampling)?;
     let tokens = match prompt {
         Prompt::Tokens(ids) => {
             let ids = check_ids(ids, model.tokenizer.vocab_size());

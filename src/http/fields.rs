@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use super::error::ApiError;
 
 /// The fields of a request that were not read yet.
+#[derive(Clone)]
 pub(super) struct Fields(Map<String, Value>);
 
 impl Fields {

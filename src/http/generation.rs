@@ -7,10 +7,30 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
 use super::{App, random};
+use crate::config::SamplingConfig;
 use crate::decode::{Denoising, Sampling};
-use crate::engine::Stop;
+use crate::engine::{ModelKind, Stop};
 
-/// How to generate and how to answer.
+/// What a request says about how to generate and how to answer, whatever the model.
+pub(super) struct Asked {
+    /// On a causal model logits are divided by it. A model that denoises follows the schedule of its checkpoint, whose
+    /// temperatures are multiplied by it: 1 is the schedule itself. 0 takes the most probable token on both.
+    temperature: Option<f32>,
+    top_k: Option<usize>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    seed: u64,
+    /// Fields for models that denoise; whether they are allowed, and how large, is the model's matter.
+    denoising: Fields,
+    stop: Stop,
+    stream: bool,
+    include_usage: bool,
+}
+
+/// How to generate with the loaded model, and how to answer.
 pub(super) struct Generation {
     pub(super) sampling: Sampling,
     pub(super) stop: Stop,
@@ -19,6 +39,21 @@ pub(super) struct Generation {
     /// Send a last chunk with token counts.
     pub(super) include_usage: bool,
 }
+
+/// Fields that only a model that denoises can honour.
+const DENOISING: [&str; 3] = ["max_denoising_steps", "entropy_bound", "confidence_threshold"];
+
+/// Most denoising steps for a canvas, unless the checkpoint itself takes more.
+const MOST_STEPS: usize = 256;
+
+/// Bounds in nats are at least so large: 0 would accept, or end, nothing.
+const LEAST_NATS: f64 = 1e-6;
+
+/// Largest entropy that one step may accept, in nats; a position has at most the logarithm of the vocabulary's size.
+const MOST_ENTROPY: f64 = 1000.0;
+
+/// Largest mean entropy of a canvas that is done, in nats.
+const MOST_CONFIDENCE: f64 = 100.0;
 
 /// Larger wishes are mistakes, unless the server allows as much.
 const MOST_TOKENS: usize = 1 << 20;
@@ -32,24 +67,20 @@ const MOST_STOPS: usize = 16;
 /// Below this a temperature is 0: logits divided by it would leave the range of f32.
 const COLDEST: f32 = 1e-4;
 
-impl Generation {
+impl Asked {
     pub(super) fn read(fields: &mut Fields, app: &App) -> Result<Self, ApiError> {
         refuse_unsupported(fields)?;
-        let defaults = &app.sampling;
-        let temperature = fields.number("temperature", 0.0, 2.0)?.unwrap_or(defaults.temperature);
+        let temperature = fields.number("temperature", 0.0, 2.0)?;
         let top_k = fields.integer("top_k", -1, MOST_TOP_K)?;
-        let sampling = Sampling {
-            temperature: if temperature < COLDEST { 0.0 } else { temperature },
-            // Both -1 and 0 are in use for "all".
-            top_k: top_k.map_or(defaults.top_k, |k| usize::try_from(k).unwrap_or(0)),
-            top_p: fields.number("top_p", 0.0, 1.0)?.unwrap_or(defaults.top_p),
-            min_p: fields.number("min_p", 0.0, 1.0)?.unwrap_or(defaults.min_p),
-            repetition_penalty: repetition_penalty(fields)?.unwrap_or(defaults.repetition_penalty),
-            presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
-            frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
-            seed: seed(fields)?,
-            denoising: Denoising::default(),
-        };
+        // Both -1 and 0 are in use for "all".
+        let top_k = top_k.map(|k| usize::try_from(k).unwrap_or(0));
+        let (top_p, min_p) = (fields.number("top_p", 0.0, 1.0)?, fields.number("min_p", 0.0, 1.0)?);
+        let repetition_penalty = repetition_penalty(fields)?;
+        let presence_penalty = fields.number("presence_penalty", -2.0, 2.0)?;
+        let frequency_penalty = fields.number("frequency_penalty", -2.0, 2.0)?;
+        let seed = seed(fields)?;
+        let taken = DENOISING.iter().filter_map(|name| Some(((*name).to_owned(), fields.take(name)?)));
+        let denoising = Fields::new(taken.collect());
         let stop = Stop {
             max_tokens: max_tokens(fields, app)?,
             strings: stop_strings(fields)?,
@@ -69,8 +100,88 @@ impl Generation {
                 include.unwrap_or(false)
             }
         };
-        Ok(Self { sampling, stop, stream, include_usage })
+        Ok(Self {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            seed,
+            denoising,
+            stop,
+            stream,
+            include_usage,
+        })
     }
+
+    /// What it means for a model of this kind, with `defaults` for what a causal model was not told.
+    pub(super) fn of(self, kind: ModelKind, defaults: &SamplingConfig) -> Result<Generation, ApiError> {
+        let sampling = match kind {
+            ModelKind::Causal => self.causal(defaults)?,
+            ModelKind::BlockDiffusion { max_steps, .. } => self.diffusion(max_steps)?,
+        };
+        let Self { stop, stream, include_usage, .. } = self;
+        Ok(Generation { sampling, stop, stream, include_usage })
+    }
+
+    fn causal(&self, defaults: &SamplingConfig) -> Result<Sampling, ApiError> {
+        if let Some(name) = self.denoising.rest().first() {
+            return Err(ApiError::unsupported(*name, "this model does not denoise"));
+        }
+        Ok(Sampling {
+            temperature: warm(self.temperature.unwrap_or(defaults.temperature)),
+            top_k: self.top_k.unwrap_or(defaults.top_k),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            seed: self.seed,
+            denoising: Denoising::default(),
+        })
+    }
+
+    /// A model that denoises samples whole distributions: what would cut or shift them is refused. Defaults are the
+    /// checkpoint's, never those of the configuration, which are meant for causal models.
+    fn diffusion(&self, max_steps: usize) -> Result<Sampling, ApiError> {
+        let neutral = Sampling::default();
+        let differs = |asked: Option<f32>, neutral: f32| asked.is_some_and(|asked| asked != neutral);
+        for (name, has_effect) in [
+            ("top_k", self.top_k.is_some_and(|k| k != neutral.top_k)),
+            ("top_p", differs(self.top_p, neutral.top_p)),
+            ("min_p", differs(self.min_p, neutral.min_p)),
+            ("repetition_penalty", differs(self.repetition_penalty, neutral.repetition_penalty)),
+            ("presence_penalty", differs(self.presence_penalty, neutral.presence_penalty)),
+            ("frequency_penalty", differs(self.frequency_penalty, neutral.frequency_penalty)),
+        ] {
+            if has_effect {
+                return Err(ApiError::unsupported(
+                    name,
+                    "this model denoises, where it has no meaning; leave it out",
+                ));
+            }
+        }
+        let mut fields = self.denoising.clone();
+        let [steps, bound, threshold] = DENOISING;
+        let most = i64::try_from(max_steps.max(MOST_STEPS)).unwrap_or(i64::MAX);
+        Ok(Sampling {
+            temperature: warm(self.temperature.unwrap_or(1.0)),
+            seed: self.seed,
+            denoising: Denoising {
+                max_steps: fields.integer(steps, 1, most)?.and_then(|steps| usize::try_from(steps).ok()),
+                entropy_bound: fields.number(bound, LEAST_NATS, MOST_ENTROPY)?,
+                confidence_threshold: fields.number(threshold, LEAST_NATS, MOST_CONFIDENCE)?,
+            },
+            ..neutral
+        })
+    }
+}
+
+/// The temperature, 0 where a smaller one would do harm.
+fn warm(temperature: f32) -> f32 {
+    if temperature < COLDEST { 0.0 } else { temperature }
 }
 
 /// Fields of either API that are not here, unless they ask for nothing, and those that have no effect.
@@ -95,7 +206,6 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse("modalities", "only [\"text\"] is supported", text_only)?;
     fields.refuse("audio", "audio is not supported", |_| false)?;
     fields.refuse("prediction", "predicted output is not supported", |_| false)?;
-    fields.refuse("reasoning_effort", "reasoning effort is not supported", |_| false)?;
     fields.refuse("verbosity", "verbosity is not supported", |_| false)?;
     fields.refuse("web_search_options", "web search is not supported", |_| false)?;
     fields.refuse("echo", "the prompt is not repeated", off)?;

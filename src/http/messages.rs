@@ -11,6 +11,9 @@ const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 /// Members of a message that templates may know, besides role and content.
 const KEPT: [&str; 3] = ["name", "tool_call_id", "reasoning_content"];
 
+/// What kinds of parts are called that are no text: `image_url`, `input_audio` and so on.
+const MEDIA: [&str; 4] = ["image", "audio", "video", "file"];
+
 /// Most messages of a request: longer conversations fit no context.
 const MOST_MESSAGES: usize = 65_536;
 
@@ -106,10 +109,13 @@ fn content(path: &str, value: Option<Value>) -> Result<String, ApiError> {
             Some("refusal") => "refusal",
             Some(other) => {
                 let param = format!("{path}{here}.type");
-                return Err(ApiError::unsupported(
-                    param,
-                    &format!("{} parts are not supported, text only", quoted(other)),
-                ));
+                let why = if MEDIA.iter().any(|media| other.contains(media)) {
+                    "this model takes text only (no vision or audio tower is loaded)"
+                } else {
+                    "text only"
+                };
+                let why = format!("{} parts are not supported, {why}", quoted(other));
+                return Err(ApiError::unsupported(param, &why));
             }
             None => return Err(wrong(path, &format!("{here}.type"), &Value::Null, "a string")),
         };
@@ -180,6 +186,19 @@ mod tests {
         let read = read(Some(message)).unwrap();
         assert_eq!(read[0]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
         assert_eq!(read[0]["content"], "");
+    }
+
+    #[test]
+    fn pictures_and_sounds_are_refused_in_so_many_words() {
+        for kind in ["image_url", "input_image", "input_audio", "video_url", "image"] {
+            let parts = json!([{"type": "text", "text": "what is this?"}, {"type": kind}]);
+            let error = read(Some(json!([{"role": "user", "content": parts}]))).unwrap_err().to_json();
+            let error = &error["error"];
+            assert_eq!(error["param"], "messages[0].content[1].type");
+            assert_eq!(error["code"], "unsupported_parameter");
+            let message = error["message"].as_str().unwrap();
+            assert!(message.contains(kind) && message.contains("takes text only"), "{message}");
+        }
     }
 
     #[test]

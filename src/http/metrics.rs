@@ -43,6 +43,9 @@ fn render(status: &Status) -> String {
     );
     page.single("axe_completion_tokens_total", "counter", "Tokens generated.", c.completion_tokens);
     page.single("axe_passes_total", "counter", "Forward passes after prefill.", c.passes);
+    page.single("axe_denoising_steps_total", "counter", "Denoising steps.", c.denoising_steps);
+    page.single("axe_canvases_total", "counter", "Canvases begun.", c.canvases);
+    page.histogram("axe_canvas_steps", "Denoising steps of a finished canvas.", &c.canvas_steps);
     page.single("axe_prefill_seconds_total", "counter", "Time spent encoding prompts.", c.prefill_s);
     page.single("axe_decode_seconds_total", "counter", "Time spent generating.", c.decode_s);
     page.histogram("axe_first_token_seconds", "Time from acceptance to the first token.", &c.first_token_s);

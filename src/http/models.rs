@@ -30,12 +30,14 @@ pub(super) async fn one(
 }
 
 fn describe(app: &App, name: &str) -> Value {
+    let model = app.engine.model();
     json!({
         "id": name,
         "object": "model",
         "created": app.started,
         "owned_by": "axe",
         // Unknown until the model is loaded.
-        "context_length": app.engine.model().map(|model| model.context_length),
+        "context_length": model.as_ref().map(|model| model.context_length),
+        "kind": model.as_ref().map(|model| model.kind.name()),
     })
 }

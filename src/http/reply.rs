@@ -10,6 +10,7 @@ use super::error::ApiError;
 use super::generation::Generation;
 use super::{App, fingerprint, hex, random, sse, unix_time};
 use crate::engine::{Cause, Event, Events, FinishReason, Model, Request, Stats, SubmitError, Usage};
+use crate::text::Parts;
 
 /// Which of the two APIs is spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,13 +76,16 @@ impl Head {
         })
     }
 
-    fn whole(&self, text: String, reason: &str, usage: Usage, stats: &Stats) -> Value {
+    fn whole(&self, Parts { content, reasoning }: Parts, reason: &str, usage: Usage, stats: &Stats) -> Value {
         let mut choice = json!({ "index": 0 });
         match self.dialect {
             Dialect::Chat => {
-                choice["message"] = json!({ "role": "assistant", "content": text, "refusal": null });
+                choice["message"] = json!({ "role": "assistant", "content": content, "refusal": null });
+                if !reasoning.is_empty() {
+                    choice["message"]["reasoning_content"] = reasoning.into();
+                }
             }
-            Dialect::Text => choice["text"] = text.into(),
+            Dialect::Text => choice["text"] = content.into(),
         }
         choice["logprobs"] = Value::Null;
         choice["finish_reason"] = reason.into();
@@ -98,6 +102,13 @@ impl Head {
             "device": self.device,
             "seed": self.seed,
         });
+        if let Some(denoising) = &stats.denoising {
+            answer["axe"]["first_draft_s"] = stats.first_token_s.into();
+            answer["axe"]["denoising_steps"] = denoising.steps.into();
+            answer["axe"]["canvases"] = denoising.canvases.into();
+            answer["axe"]["steps_per_canvas"] = stats.canvas_steps.clone().into();
+            answer["axe"]["accepted_per_step"] = denoising.accepted.clone().into();
+        }
         answer
     }
 }
@@ -109,7 +120,7 @@ pub(super) fn usage_json(usage: Usage) -> Value {
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": { "cached_tokens": usage.cached_tokens },
-        "completion_tokens_details": { "reasoning_tokens": 0 },
+        "completion_tokens_details": { "reasoning_tokens": usage.reasoning_tokens },
     })
 }
 
@@ -143,7 +154,8 @@ pub(super) async fn answer(
 ) -> Result<Response, ApiError> {
     let Generation { sampling, stop, stream, include_usage } = generation;
     let head = Head::new(dialect, app, model, sampling.seed)?;
-    let request = Request { id: head.id.clone(), prompt, sampling, stop };
+    let channels = dialect == Dialect::Chat;
+    let request = Request { id: head.id.clone(), prompt, sampling, stop, channels };
     let job = app.engine.submit(request).map_err(|error| match error {
         SubmitError::EmptyPrompt | SubmitError::ContextTooLong { .. } => {
             ApiError::from(error).param(dialect.prompt())
@@ -157,11 +169,14 @@ pub(super) async fn answer(
 }
 
 async fn collect(head: &Head, mut events: Events) -> Result<Response, ApiError> {
-    let mut reply = String::new();
+    let mut reply = Parts::default();
     while let Some(event) = events.recv().await {
         match event {
             Event::Prefill { .. } | Event::Draft { .. } => {}
-            Event::Commit { text, .. } => reply.push_str(&text),
+            Event::Commit { text, reasoning, .. } => {
+                reply.content.push_str(&text);
+                reply.reasoning.push_str(&reasoning);
+            }
             Event::Finish { reason, usage, stats } => {
                 let reason = outcome(reason)?;
                 return Ok(Json(head.whole(reply, reason, usage, &stats)).into_response());

@@ -48,10 +48,14 @@ impl Chunks {
         loop {
             match self.events.recv().await {
                 Some(Event::Prefill { .. } | Event::Draft { .. }) => {}
-                Some(Event::Commit { text, .. }) if text.is_empty() => {}
-                Some(Event::Commit { text, .. }) => {
+                Some(Event::Commit { text, reasoning, .. }) if text.is_empty() && reasoning.is_empty() => {}
+                Some(Event::Commit { text, reasoning, .. }) => {
                     let mut frames = self.begin();
-                    frames.push_str(&self.delta(&text));
+                    for (member, text) in [("reasoning_content", reasoning), ("content", text)] {
+                        if !text.is_empty() {
+                            frames.push_str(&self.delta(member, &text));
+                        }
+                    }
                     return (frames, false);
                 }
                 Some(Event::Finish { reason, usage, .. }) => {
@@ -72,9 +76,9 @@ impl Chunks {
         self.chunk(json!({ "role": "assistant", "content": "" }), Value::Null)
     }
 
-    fn delta(&self, text: &str) -> String {
+    fn delta(&self, member: &str, text: &str) -> String {
         match self.head.dialect {
-            Dialect::Chat => self.chunk(json!({ "content": text }), Value::Null),
+            Dialect::Chat => self.chunk(json!({ member: text }), Value::Null),
             Dialect::Text => self.chunk(text.into(), Value::Null),
         }
     }

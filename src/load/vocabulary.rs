@@ -49,8 +49,10 @@ pub fn vocabulary(gguf: &Gguf) -> Result<Vocabulary, GgufError> {
         unk: id("unknown")?,
         pad: id("padding")?,
         ends: id("eot")?.into_iter().chain(id("eom")?).collect(),
+        ends_are_all: false,
         add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,
         add_eos: metadata.bool("tokenizer.ggml.add_eos_token")?,
         add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?,
+        whole_words: false,
     })
 }

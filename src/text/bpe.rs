@@ -32,12 +32,60 @@ pub(super) fn decode_token(token: &[u8], pieces: &mut Strings) {
     }
 }
 
+/// The merge list.
+#[derive(Debug)]
+pub(super) struct Merges {
+    /// Left and right token (high and low half) to the rank of their merge and its token.
+    table: HashMap<u64, (u32, u32), DefaultHashBuilder>,
+}
+
+impl Merges {
+    /// Reads the merge list; `pieces` and `index` hold the tokens as `decode` reads them.
+    pub fn new(
+        vocabulary: &Vocabulary,
+        pieces: &Strings,
+        index: &TokenIndex,
+        decode: fn(&[u8], &mut Strings),
+    ) -> Result<Self, TextError> {
+        let count = vocabulary.merges.len();
+        let mut table = HashMap::with_capacity_and_hasher(count, DefaultHashBuilder::default());
+        let mut scratch = Strings::with_capacity(2, 256);
+        for (rank, merge) in vocabulary.merges.iter().enumerate() {
+            let bad = |why: &str| TextError::BadVocabulary {
+                what: format!("merge {rank} `{}`: {why}", String::from_utf8_lossy(merge)),
+            };
+            // A part may itself begin with a space in no known file, so the first space after it divides.
+            let space = merge.iter().skip(1).position(|&byte| byte == b' ').map(|place| place + 1);
+            let space = space.ok_or_else(|| bad("expected two parts with a space between them"))?;
+            scratch.clear();
+            decode(&merge[..space], &mut scratch);
+            decode(&merge[space + 1..], &mut scratch);
+            let (left, right) = (scratch.get(0).unwrap_or_default(), scratch.get(1).unwrap_or_default());
+            let middle = left.len();
+            let whole = scratch.joined();
+            let find = |part: &[u8], what| index.find(pieces, part).ok_or_else(|| bad(what));
+            let key = pair(
+                find(&whole[..middle], "its left part is no token")?,
+                find(right, "its right part is no token")?,
+            );
+            let merged = find(whole, "the two parts together are no token")?;
+            // Of a pair listed twice the better rank holds.
+            table.entry(key).or_insert((rank as u32, merged));
+        }
+        Ok(Self { table })
+    }
+
+    /// The rank of the merge of two tokens, and the token they make.
+    pub fn find(&self, left: u32, right: u32) -> Option<(u32, u32)> {
+        self.table.get(&pair(left, right)).copied()
+    }
+}
+
 /// The merges and what they need.
 #[derive(Debug)]
 pub(super) struct Bpe {
     pub pre: PreTokenizer,
-    /// Left and right token (high and low half) to the rank of their merge and its token.
-    merges: HashMap<u64, (u32, u32), DefaultHashBuilder>,
+    merges: Merges,
     /// Token of each single byte, or [`NO_TOKEN`].
     bytes: [u32; 256],
 }
@@ -52,31 +100,7 @@ impl Bpe {
                 bytes[byte as usize] = id;
             }
         }
-        let count = vocabulary.merges.len();
-        let mut merges = HashMap::with_capacity_and_hasher(count, DefaultHashBuilder::default());
-        let mut scratch = Strings::with_capacity(3 * count.min(1), 256);
-        for (rank, merge) in vocabulary.merges.iter().enumerate() {
-            let bad = |why: &str| TextError::BadVocabulary {
-                what: format!("merge {rank} `{}`: {why}", String::from_utf8_lossy(merge)),
-            };
-            // A part may itself begin with a space in no known file, so the first space after it divides.
-            let space = merge.iter().skip(1).position(|&byte| byte == b' ').map(|place| place + 1);
-            let space = space.ok_or_else(|| bad("expected two parts with a space between them"))?;
-            scratch.clear();
-            decode_token(&merge[..space], &mut scratch);
-            decode_token(&merge[space + 1..], &mut scratch);
-            let (left, right) = (scratch.get(0).unwrap_or_default(), scratch.get(1).unwrap_or_default());
-            let middle = left.len();
-            let whole = scratch.joined();
-            let find = |part: &[u8], what| index.find(pieces, part).ok_or_else(|| bad(what));
-            let key = pair(
-                find(&whole[..middle], "its left part is no token")?,
-                find(right, "its right part is no token")?,
-            );
-            let merged = find(whole, "the two parts together are no token")?;
-            // Of a pair listed twice the better rank holds.
-            merges.entry(key).or_insert((rank as u32, merged));
-        }
+        let merges = Merges::new(vocabulary, pieces, index, decode_token)?;
         Ok(Self { pre, merges, bytes })
     }
 
@@ -100,7 +124,7 @@ impl Bpe {
             for &byte in word {
                 merger.push(1, self.bytes[byte as usize]);
             }
-            merger.run(|left, right| self.merges.get(&pair(left.id, right.id)).copied());
+            merger.run(|left, right| self.merges.find(left.id, right.id));
             ids.extend(merger.symbols().map(|symbol| symbol.id).filter(|&id| id != NO_TOKEN));
         });
     }

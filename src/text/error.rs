@@ -5,7 +5,7 @@
 pub enum TextError {
     /// The vocabulary names a kind of tokenizer that is not built in.
     #[error(
-        "tokenizer model `{found}` is not supported (supported: gpt2, llama); use a GGUF with one of these"
+        "tokenizer model `{found}` is not supported (supported: gpt2, llama, gemma4); use a checkpoint with one of these"
     )]
     UnknownModel {
         /// The name found in the vocabulary.
@@ -26,6 +26,16 @@ pub enum TextError {
     #[error("vocabulary: {what}")]
     BadVocabulary {
         /// The field, the entry, what was found and what was expected.
+        what: String,
+    },
+    /// A published tokenizer file holds what is not understood.
+    #[error("{file}: `{key}`: {what}")]
+    Published {
+        /// The file.
+        file: String,
+        /// The key, with dots between levels.
+        key: String,
+        /// What was found and what was expected.
         what: String,
     },
     /// The model has no chat template.

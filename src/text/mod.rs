@@ -2,15 +2,18 @@
 //!
 //! [`Tokenizer`] is built from a plain [`Vocabulary`] that the caller fills from its checkpoint.
 //! [`ChatTemplate`] renders messages to a [`Rendered`] prompt in which only text of the template itself can become
-//! a special token. [`Assembler`] turns the pieces of generated tokens into text that is safe to send.
+//! a special token. [`Assembler`] turns the pieces of generated tokens into text that is safe to send, [`ReplyText`]
+//! tells what of it is thought and what is said.
 
 mod assemble;
 mod bpe;
 mod error;
+mod gemma;
 mod limits;
 mod merge;
 mod pretokenize;
 mod python;
+mod reply;
 mod spm;
 mod template;
 #[cfg(test)]
@@ -20,6 +23,7 @@ mod vocabulary;
 
 pub use assemble::Assembler;
 pub use error::TextError;
+pub use reply::{Channel, Parts, ReplyText};
 pub use template::{ChatInput, ChatTemplate, Rendered};
 pub use tokenizer::{Specials, Tokenizer};
 pub use vocabulary::{Strings, TokenKind, Vocabulary};

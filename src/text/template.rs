@@ -91,6 +91,8 @@ struct Abilities {
     developer: bool,
     /// Content may be a list of parts.
     parts: bool,
+    /// The variable `enable_thinking` makes a difference.
+    thinking: bool,
 }
 
 /// The chat template of a model.
@@ -157,6 +159,11 @@ impl ChatTemplate {
     /// The template's source as it was given.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// Whether the variable `enable_thinking` makes a difference to the prompt.
+    pub fn knows_thinking(&self) -> bool {
+        self.abilities.thinking
     }
 
     /// Writes the prompt.
@@ -310,7 +317,18 @@ impl ChatTemplate {
         let message = |role: &str, content: &str| json!({"role": role, "content": content});
         let question = message("user", "probe question");
         let parts = json!({"role": "user", "content": [{"type": "text", "text": "probe question"}]});
+        let thinking = |enabled: bool| {
+            let messages = json!([question]);
+            let extra = Map::from_iter([("enable_thinking".to_owned(), Value::Bool(enabled))]);
+            let input = ChatInput { messages, add_generation_prompt: true, extra, ..ChatInput::default() };
+            self.run(input).ok().map(|rendered| rendered.text().into_owned())
+        };
+        let thinking = match (thinking(true), thinking(false)) {
+            (Some(on), Some(off)) => on != off,
+            _ => false,
+        };
         Abilities {
+            thinking,
             system: shows(
                 json!([message("system", "probe one"), question]),
                 &["probe one", "probe question"],

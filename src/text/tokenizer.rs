@@ -8,7 +8,9 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use std::hash::BuildHasher;
 
 use super::bpe::{self, Bpe};
+use super::gemma::{self, Gemma};
 use super::merge::{MAX_BYTES, Merger};
+use super::reply::Channel;
 use super::spm::{self, Spm};
 use super::template::Rendered;
 use super::vocabulary::Strings;
@@ -25,6 +27,7 @@ const TURN_ENDS: &[&str] = &[
     "<|call|>",
     "<end_of_turn>",
     "<turn|>",
+    "<|tool_response>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|end_of_turn|>",
@@ -36,6 +39,9 @@ const TURN_ENDS: &[&str] = &[
     "[EOT]",
     "</s>",
 ];
+
+/// Texts of the control tokens that open and close the thinking channel.
+const CHANNEL: [&str; 2] = ["<|channel>", "<channel|>"];
 
 /// Most bytes that the texts of all special tokens may have; real models have some ten thousands.
 const MAX_SPECIAL_BYTES: usize = 4 << 20;
@@ -66,6 +72,7 @@ pub struct Tokenizer {
     unk: Option<u32>,
     pad: Option<u32>,
     ends: Vec<u32>,
+    channel: Option<Channel>,
     add_bos: bool,
     add_eos: bool,
 }
@@ -74,6 +81,15 @@ pub struct Tokenizer {
 enum Method {
     Bpe(Bpe),
     Spm(Spm),
+    Gemma(Gemma),
+}
+
+/// Which method a vocabulary asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Bpe,
+    Spm,
+    Gemma,
 }
 
 impl Tokenizer {
@@ -84,19 +100,25 @@ impl Tokenizer {
     /// what is no token, byte tokens that name no byte.
     pub fn new(vocabulary: Vocabulary) -> Result<Self, TextError> {
         vocabulary.check()?;
-        let spm = match vocabulary.model.as_str() {
-            "gpt2" => false,
-            "llama" => true,
+        let wanted = match vocabulary.model.as_str() {
+            "gpt2" => Wanted::Bpe,
+            "llama" => Wanted::Spm,
+            "gemma4" => Wanted::Gemma,
             found => return Err(TextError::UnknownModel { found: found.to_owned() }),
         };
         let mut kinds = vocabulary.kinds.clone();
         kinds.resize(vocabulary.tokens.len(), TokenKind::Normal);
+        if wanted == Wanted::Gemma {
+            let tokens = vocabulary.tokens.iter();
+            kinds.iter_mut().zip(tokens).for_each(|(kind, token)| *kind = gemma::kind_of(token, *kind));
+        }
 
         let mut pieces = Strings::with_capacity(vocabulary.tokens.len(), vocabulary.tokens.total_bytes());
         for (id, (token, kind)) in vocabulary.tokens.iter().zip(&kinds).enumerate() {
             match kind {
-                TokenKind::Normal if spm => spm::decode_token(token, &mut pieces),
-                TokenKind::Normal => bpe::decode_token(token, &mut pieces),
+                TokenKind::Normal if wanted == Wanted::Bpe => bpe::decode_token(token, &mut pieces),
+                TokenKind::Normal => spm::decode_token(token, &mut pieces),
+                TokenKind::UserDefined if wanted == Wanted::Gemma => spm::decode_token(token, &mut pieces),
                 TokenKind::Byte => {
                     pieces.push(&[spm::byte_of(token).ok_or_else(|| TextError::BadVocabulary {
                         what: format!(
@@ -114,30 +136,35 @@ impl Tokenizer {
         for (id, _) in kinds.iter().enumerate().filter(of_kind(TokenKind::Normal)) {
             index.insert(&pieces, id as u32);
         }
-        if !spm {
+        if wanted != Wanted::Spm {
             // Merges may lead to tokens that are user-defined too.
             for (id, _) in kinds.iter().enumerate().filter(of_kind(TokenKind::UserDefined)) {
                 index.insert(&pieces, id as u32);
             }
         }
-        let method = if spm {
-            Method::Spm(Spm::new(&vocabulary, &pieces, &kinds)?)
-        } else {
-            Method::Bpe(Bpe::new(&vocabulary, &pieces, &index)?)
+        let method = match wanted {
+            Wanted::Spm => Method::Spm(Spm::new(&vocabulary, &pieces, &kinds)?),
+            Wanted::Bpe => Method::Bpe(Bpe::new(&vocabulary, &pieces, &index)?),
+            Wanted::Gemma => Method::Gemma(Gemma::new(&vocabulary, &pieces, &index, &kinds)?),
         };
 
         let adds_bos = match &method {
             Method::Bpe(bpe) => bpe.pre.adds_bos,
-            Method::Spm(_) => true,
+            Method::Spm(_) | Method::Gemma(_) => true,
         };
 
-        let control = Matcher::new(&pieces, &kinds, &[TokenKind::Control, TokenKind::Unknown])?;
-        let user_defined = Matcher::new(&pieces, &kinds, &[TokenKind::UserDefined])?;
-        let mut ends: Vec<u32> = vocabulary.eos.into_iter().chain(vocabulary.ends.iter().copied()).collect();
-        ends.extend(control.ids.iter().copied().filter(|&id| {
-            let text = pieces.get(id as usize).unwrap_or_default();
-            TURN_ENDS.iter().any(|end| end.as_bytes() == text)
-        }));
+        // Special tokens match as they are written, not as they print.
+        let control = Matcher::new(&vocabulary.tokens, &kinds, &[TokenKind::Control, TokenKind::Unknown])?;
+        let user_defined = Matcher::new(&vocabulary.tokens, &kinds, &[TokenKind::UserDefined])?;
+        let is = |id: u32, name: &str| pieces.get(id as usize) == Some(name.as_bytes());
+        let [open, close] = CHANNEL.map(|name| control.ids.iter().copied().find(|&id| is(id, name)));
+        let channel = open.zip(close).map(|(open, close)| Channel { open, close });
+        let mut ends = vocabulary.ends.clone();
+        if !vocabulary.ends_are_all {
+            ends.extend(vocabulary.eos);
+            let ends_turn = |&id: &u32| TURN_ENDS.iter().any(|name| is(id, name));
+            ends.extend(control.ids.iter().copied().filter(ends_turn));
+        }
         ends.sort_unstable();
         ends.dedup();
         Ok(Self {
@@ -152,6 +179,7 @@ impl Tokenizer {
             unk: vocabulary.unk,
             pad: vocabulary.pad,
             ends,
+            channel,
             add_bos: vocabulary.add_bos.unwrap_or(adds_bos),
             add_eos: vocabulary.add_eos.unwrap_or(false),
         })
@@ -227,6 +255,13 @@ impl Tokenizer {
         }
         match &self.method {
             Method::Bpe(bpe) => bpe.encode(text, &self.pieces, &self.index, merger, ids),
+            Method::Gemma(gemma) => {
+                let text = match text.contains(spm::SPACE) {
+                    true => Cow::Owned(text.replace(spm::SPACE, " ")),
+                    false => Cow::Borrowed(text),
+                };
+                gemma.encode(&text, &self.pieces, &self.index, merger, ids);
+            }
             Method::Spm(spm) => {
                 let mut text = Cow::Borrowed(text);
                 if text.contains(spm::SPACE) {
@@ -301,6 +336,11 @@ impl Tokenizer {
     /// Every token that ends a reply, in ascending order.
     pub fn eos_ids(&self) -> &[u32] {
         &self.ends
+    }
+
+    /// The tokens that open and close the thinking channel, if the vocabulary has them.
+    pub fn channel(&self) -> Option<Channel> {
+        self.channel
     }
 
     /// Whether prompts begin with the begin-of-text token.

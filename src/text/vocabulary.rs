@@ -117,17 +117,18 @@ impl TokenKind {
 /// A vocabulary as a checkpoint holds it. Token ids are indices into `tokens`.
 #[derive(Debug, Clone, Default)]
 pub struct Vocabulary {
-    /// Kind of tokenizer: `gpt2` (byte-pair merges) or `llama` (SentencePiece scores).
+    /// Kind of tokenizer: `gpt2` (byte-pair merges), `llama` (SentencePiece scores) or `gemma4` (merges of whole
+    /// characters, with bytes for those that have no token).
     pub model: String,
-    /// Rules that split text before byte-pair merges, e.g. `smollm`; unused by `llama`.
+    /// Rules that split text before byte-pair merges, e.g. `smollm`; unused by the others.
     pub pre: Option<String>,
-    /// Token texts as the checkpoint writes them: `gpt2` in its printable byte alphabet, `llama` with `▁` for space.
+    /// Token texts as the checkpoint writes them: `gpt2` in its printable byte alphabet, the others with `▁` for space.
     pub tokens: Strings,
     /// Kind of each token; empty when the checkpoint has none, then all are normal.
     pub kinds: Vec<TokenKind>,
     /// Score of each token (`llama`): of two possible merges the one with the higher score is done first.
     pub scores: Vec<f32>,
-    /// Merges (`gpt2`), best first: left and right part with one space between them.
+    /// Merges (`gpt2`, `gemma4`), best first: left and right part with one space between them.
     pub merges: Strings,
     /// Begin of text.
     pub bos: Option<u32>,
@@ -139,12 +140,18 @@ pub struct Vocabulary {
     pub pad: Option<u32>,
     /// More tokens that end a reply, e.g. end of turn.
     pub ends: Vec<u32>,
-    /// Whether a prompt begins with `bos`; by default it does with `llama` and with some pre-tokenizers of `gpt2`.
+    /// Whether `ends` is the whole set of tokens that end a reply. Otherwise `eos` does, and control tokens whose
+    /// names say so.
+    pub ends_are_all: bool,
+    /// Whether a prompt begins with `bos`; by default it does with `llama`, `gemma4` and some pre-tokenizers of `gpt2`.
     pub add_bos: Option<bool>,
     /// Whether a text ends with `eos`; by default not.
     pub add_eos: Option<bool>,
     /// Whether a space is put before text (`llama`); by default it is.
     pub add_space_prefix: Option<bool>,
+    /// Whether text between special tokens that is a token as a whole is taken as that, whatever the merges say
+    /// (`gemma4`).
+    pub whole_words: bool,
 }
 
 impl Vocabulary {

@@ -12,7 +12,7 @@ use axe::{
     admin::{Board, Listener, LogControl, LogRing, Policy, Server},
     decode::{Backend, BackendError, Generation, Memory, Sampling, Step},
     device::telemetry::Sampler,
-    engine::{Engine, EngineHandle, Loaded, Model, Request, Stop},
+    engine::{Engine, EngineHandle, Loaded, Model, ModelKind, Request, Stop},
     text::{Strings, Tokenizer, Vocabulary},
 };
 use axectl::{client::Client, protocol};
@@ -91,6 +91,7 @@ impl Daemon {
             prompt: vec![0; 7],
             sampling: Sampling::default(),
             stop: Stop { max_tokens: 5, ..Stop::default() },
+            channels: true,
         };
         self.engine.submit(request).unwrap()
     }
@@ -157,6 +158,7 @@ fn model() -> Model {
         name: "scripted".to_owned(),
         identity: "0123".to_owned(),
         device: "none".to_owned(),
+        kind: ModelKind::Causal,
         context_length: 64,
         tokenizer: Tokenizer::new(vocabulary).unwrap(),
         template: None,

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use axe::config::{Config, Override};
 use axe::decode::{Backend, BackendError, Generation, Memory, Sampling, Step};
-use axe::engine::{Engine, EngineHandle, Event, Events, FinishReason, Loaded, Model, Options, State, Usage};
+use axe::engine::{
+    Engine, EngineHandle, Event, Events, FinishReason, Loaded, Model, ModelKind, Options, State, Usage,
+};
 use axe::http::{App, serve};
 use axe::text::{ChatTemplate, TokenKind, Tokenizer, Vocabulary};
 use tokio::net::TcpListener;
@@ -289,6 +291,7 @@ pub fn loaded(backend: impl Backend + 'static, template: Option<&str>) -> Loaded
         name: "scripted".to_owned(),
         identity: "0123abcd".to_owned(),
         device: "a stage of boards".to_owned(),
+        kind: ModelKind::Causal,
         context_length: CONTEXT,
         tokenizer,
         template,
@@ -381,6 +384,7 @@ impl Drop for Server {
 #[derive(Debug)]
 pub struct Outcome {
     pub text: String,
+    pub reasoning: String,
     pub tokens: Vec<u32>,
     pub reason: FinishReason,
     pub usage: Usage,
@@ -398,16 +402,18 @@ pub async fn listen(mut events: Events) -> Outcome {
         seen
     };
     let seen = tokio::time::timeout(PATIENCE, all).await.expect("the job never finished");
-    let (mut text, mut tokens) = (String::new(), Vec::new());
+    let (mut text, mut reasoning, mut tokens) = (String::new(), String::new(), Vec::new());
     for event in &seen {
-        if let Event::Commit { tokens: more, text: on } = event {
+        if let Event::Commit { tokens: more, text: on, reasoning: thought } = event {
             tokens.extend(more);
             text.push_str(on);
+            reasoning.push_str(thought);
         }
     }
     match seen.last() {
         Some(Event::Finish { reason, usage, stats }) => Outcome {
             text,
+            reasoning,
             tokens,
             reason: reason.clone(),
             usage: *usage,

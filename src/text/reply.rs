@@ -1,0 +1,325 @@
+//! A reply as the model writes it, parted into what it thinks and what it says.
+//!
+//! Models with a thinking channel write `<|channel>thought`, a line break, their thoughts, and `<channel|>`. The two
+//! markers are single tokens and are told by their ids, so the same characters written as text mean nothing. What
+//! comes out does not depend on how the tokens are cut into runs.
+
+use super::Assembler;
+
+/// The first line inside a channel: the channel's name, which is not part of the thoughts.
+const NAME: &[u8] = b"thought\n";
+
+/// The tokens that open and close the thinking channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Channel {
+    /// Begins the channel; its name follows as text.
+    pub open: u32,
+    /// Ends it.
+    pub close: u32,
+}
+
+/// Text that was released, by where it belongs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// The reply itself.
+    pub content: String,
+    /// What stood in the thinking channel.
+    pub reasoning: String,
+}
+
+impl Parts {
+    /// Whether there is no text at all.
+    pub fn is_empty(&self) -> bool {
+        self.content.is_empty() && self.reasoning.is_empty()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Outside of any channel.
+    Content,
+    /// In the name of a channel, of which so many bytes have come.
+    Name(usize),
+    /// In a channel, behind its name.
+    Thoughts,
+}
+
+/// Assembles a reply from its tokens. Stop strings end it where they occur in the content; the thoughts may hold them.
+#[derive(Debug, Clone)]
+pub struct ReplyText {
+    channel: Option<Channel>,
+    place: Place,
+    content: Assembler,
+    reasoning: Assembler,
+    reasoning_tokens: usize,
+}
+
+impl ReplyText {
+    /// A reply that is ended by any of `stops`. Without a `channel` everything is content.
+    pub fn new<S: AsRef<str>>(channel: Option<Channel>, stops: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            channel,
+            place: Place::Content,
+            content: Assembler::new(stops, false),
+            reasoning: Assembler::new([""; 0], false),
+            reasoning_tokens: 0,
+        }
+    }
+
+    /// The reply to `prompt`, which may have opened the channel and left it open. `ends` are the tokens that end
+    /// turns, behind which nothing is open any more; `piece` is what a token prints.
+    #[must_use]
+    pub fn following<'p>(mut self, prompt: &[u32], ends: &[u32], piece: impl Fn(u32) -> &'p [u8]) -> Self {
+        let Some(Channel { open, close }) = self.channel else { return self };
+        let last = prompt.iter().rposition(|id| *id == open || *id == close || ends.contains(id));
+        if let Some(last) = last.filter(|&last| prompt[last] == open) {
+            let mut lost = Parts::default();
+            for &token in &prompt[last..] {
+                self.push(token, piece(token), &mut lost);
+            }
+            // What the prompt wrote is no part of the reply.
+            self.reasoning = Assembler::new([""; 0], false);
+            self.reasoning_tokens = 0;
+        }
+        self
+    }
+
+    /// Takes the next token, which prints `piece`, and appends the text it releases to `out`. True once a stop string
+    /// has ended the reply; everything after it is ignored.
+    pub fn push(&mut self, token: u32, piece: &[u8], out: &mut Parts) -> bool {
+        if self.content.stopped().is_some() {
+            return true;
+        }
+        if let Some(channel) = self.channel {
+            if token == channel.open {
+                self.leave_name(out);
+                self.place = Place::Name(0);
+                self.reasoning_tokens += 1;
+                return false;
+            }
+            if token == channel.close && self.place != Place::Content {
+                self.leave_name(out);
+                self.place = Place::Content;
+                self.reasoning_tokens += 1;
+                return false;
+            }
+        }
+        match self.place {
+            Place::Content => return self.content.push(piece, &mut out.content).is_some(),
+            Place::Name(seen) => self.name(seen, piece, out),
+            Place::Thoughts => drop(self.reasoning.push(piece, &mut out.reasoning)),
+        }
+        self.reasoning_tokens += 1;
+        false
+    }
+
+    /// Ends the reply: appends what was held back to `out` and drops what is not complete.
+    pub fn flush(&mut self, out: &mut Parts) {
+        self.reasoning.flush(&mut out.reasoning);
+        self.content.flush(&mut out.content);
+    }
+
+    /// How many tokens belonged to the thinking channel, its markers and name included.
+    pub fn reasoning_tokens(&self) -> usize {
+        self.reasoning_tokens
+    }
+
+    /// Takes text where a name is expected, of which `seen` bytes have come. What is no name is thought.
+    fn name(&mut self, seen: usize, piece: &[u8], out: &mut Parts) {
+        let rest = &NAME[seen..];
+        let same = rest.iter().zip(piece).take_while(|(wanted, found)| wanted == found).count();
+        if same == piece.len() && same < rest.len() {
+            self.place = Place::Name(seen + same);
+            return;
+        }
+        self.place = Place::Thoughts;
+        let mut thoughts = piece;
+        if same == rest.len() {
+            thoughts = &piece[same..];
+        } else {
+            self.reasoning.push(&NAME[..seen], &mut out.reasoning);
+        }
+        self.reasoning.push(thoughts, &mut out.reasoning);
+    }
+
+    /// A marker has come. Where a name was expected, a whole one without its line break is still a name; what only
+    /// began like one is thought.
+    fn leave_name(&mut self, out: &mut Parts) {
+        if let Place::Name(seen) = self.place
+            && seen + 1 < NAME.len()
+        {
+            self.reasoning.push(&NAME[..seen], &mut out.reasoning);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const OPEN: u32 = 1000;
+    const CLOSE: u32 = 1001;
+    const END: u32 = 1002;
+    const CHANNEL: Channel = Channel { open: OPEN, close: CLOSE };
+
+    /// Letters are tokens that print themselves; markers print nothing.
+    fn print(token: u32) -> &'static [u8] {
+        static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| (0..=255).collect());
+        BYTES.get(token as usize..=token as usize).unwrap_or_default()
+    }
+
+    /// `<` and `>` stand for the markers.
+    fn tokens(text: &str) -> Vec<u32> {
+        let token = |byte| match byte {
+            b'<' => OPEN,
+            b'>' => CLOSE,
+            byte => u32::from(byte),
+        };
+        text.bytes().map(token).collect()
+    }
+
+    fn after(prompt: &[u32], stops: &[&str]) -> ReplyText {
+        ReplyText::new(Some(CHANNEL), stops).following(prompt, &[END], print)
+    }
+
+    /// Content, reasoning and the number of reasoning tokens of a reply.
+    fn read(mut reply: ReplyText, tokens: &[u32]) -> (String, String, usize) {
+        let mut out = Parts::default();
+        for &token in tokens {
+            if reply.push(token, print(token), &mut out) {
+                break;
+            }
+        }
+        reply.flush(&mut out);
+        (out.content, out.reasoning, reply.reasoning_tokens())
+    }
+
+    fn parts(text: &str) -> (String, String) {
+        let (content, reasoning, _) = read(after(&[], &[]), &tokens(text));
+        (content, reasoning)
+    }
+
+    #[test]
+    fn thoughts_and_content_are_told_apart() {
+        let is = |text: &str, content: &str, reasoning: &str| {
+            assert_eq!(parts(text), (content.to_owned(), reasoning.to_owned()), "{text:?}");
+        };
+        is("plain", "plain", "");
+        is("<thought\nhm\n>yes", "yes", "hm\n");
+        is("<thought\n>yes", "yes", "");
+        is("a<thought\nb>c<thought\nd>e", "ace", "bd");
+        // A channel in a channel is one more channel.
+        is("<thought\na<thought\nb>c", "c", "ab");
+        is("a>b", "ab", "");
+    }
+
+    #[test]
+    fn what_is_no_name_is_thought() {
+        let is = |text: &str, reasoning: &str| {
+            assert_eq!(parts(text), (String::new(), reasoning.to_owned()), "{text:?}");
+        };
+        is("<thought>", "");
+        is("<tho>", "tho");
+        is("<thoughts\n>", "thoughts\n");
+        is("<ideas\nhm>", "ideas\nhm");
+        is("<>", "");
+        is("<thought\nthought\n>", "thought\n");
+        is("<thought<thought\na>", "a");
+    }
+
+    #[test]
+    fn a_channel_that_is_cut_short_leaves_no_content() {
+        let is = |text: &str, reasoning: &str| {
+            assert_eq!(parts(text), (String::new(), reasoning.to_owned()), "{text:?}");
+        };
+        is("<", "");
+        is("<tho", "");
+        is("<thought\nand so", "and so");
+        assert_eq!(read(after(&[], &[]), &tokens("<thought\nand so")).2, "<thought\nand so".len());
+    }
+
+    #[test]
+    fn stop_strings_are_for_content_only() {
+        let stopped = |text: &str| read(after(&[], &["stop"]), &tokens(text));
+        assert_eq!(stopped("<thought\nstop it>yes stop no"), ("yes ".into(), "stop it".into(), 17));
+        // Content before and behind a channel is one text.
+        assert_eq!(stopped("ab st<thought\nx>op no").0, "ab ");
+        assert_eq!(stopped("ab st<thought\nx>").0, "ab st");
+        assert_eq!(stopped("stop<thought\nx>"), (String::new(), String::new(), 0));
+    }
+
+    #[test]
+    fn without_a_channel_markers_mean_nothing() {
+        let reply = ReplyText::new(None, [""; 0]).following(&tokens("<"), &[END], print);
+        assert_eq!(read(reply, &tokens("a<thought\nb>c")), ("athought\nbc".into(), String::new(), 0));
+    }
+
+    #[test]
+    fn a_prompt_can_have_opened_the_channel() {
+        let reply = |prompt: &str| read(after(&tokens(prompt), &[]), &tokens("t\nso>yes"));
+        assert_eq!(reply("x<though"), ("yes".into(), "so".into(), 5));
+        assert_eq!(reply("x<thought\nI "), ("yes".into(), "t\nso".into(), 5));
+        assert_eq!(reply("x<thought\n>"), ("t\nsoyes".into(), String::new(), 0));
+        let mut ended = tokens("x<thought\nI ");
+        ended.push(END);
+        assert_eq!(read(after(&ended, &[]), &tokens("so")).0, "so");
+    }
+
+    /// What the rules say, without any increments.
+    fn whole(tokens: &[u32]) -> (Vec<u8>, Vec<u8>) {
+        let (mut content, mut reasoning) = (Vec::new(), Vec::new());
+        let mut rest = tokens;
+        while let Some(&first) = rest.first() {
+            if first != OPEN {
+                content.extend(print(first));
+                rest = &rest[1..];
+                continue;
+            }
+            let end = rest[1..].iter().position(|id| [OPEN, CLOSE].contains(id)).map(|place| place + 1);
+            let inside = &rest[1..end.unwrap_or(rest.len())];
+            let inside: Vec<u8> = inside.iter().flat_map(|&id| print(id)).copied().collect();
+            let named = inside
+                .strip_prefix(NAME)
+                .or_else(|| inside.strip_prefix(b"thought").filter(|t| t.is_empty()));
+            let cut = end.is_none() && NAME.starts_with(&inside);
+            reasoning.extend_from_slice(if cut { b"" } else { named.unwrap_or(&inside) });
+            // An opening marker is looked at again.
+            rest = end.map_or(&[], |end| &rest[end + usize::from(rest[end] == CLOSE)..]);
+        }
+        (content, reasoning)
+    }
+
+    proptest! {
+        #[test]
+        fn cuts_do_not_matter(
+            parts in prop::collection::vec(
+                prop_oneof![
+                    Just("<".to_owned()), Just(">".to_owned()), Just("thought\n".to_owned()), Just("thought".to_owned()),
+                    "[ab\u{e9}👍\nt]{0,5}",
+                ],
+                0..12,
+            ),
+            widths in prop::collection::vec(1usize..9, 0..40),
+        ) {
+            // Runs of several bytes in one token, as vocabularies have them: `widths` bytes each.
+            let tokens = tokens(&parts.concat());
+            let (content, reasoning) = whole(&tokens);
+            let (mut reply, mut out) = (after(&[], &[]), Parts::default());
+            let (mut at, mut widths) = (0, widths.into_iter());
+            while at < tokens.len() {
+                let most = widths.next().unwrap_or(1);
+                let run = tokens[at..].iter().take(most).take_while(|id| **id < OPEN).count();
+                let piece: Vec<u8> = tokens[at..at + run].iter().flat_map(|&id| print(id)).copied().collect();
+                reply.push(if run == 0 { tokens[at] } else { 7 }, &piece, &mut out);
+                at += run.max(1);
+            }
+            reply.flush(&mut out);
+            prop_assert_eq!(out.content, String::from_utf8_lossy(&content));
+            prop_assert_eq!(out.reasoning, String::from_utf8_lossy(&reasoning));
+        }
+    }
+}
