@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::checkpoint::gguf::GgufError;
+use crate::checkpoint::kind::KindError;
 use crate::checkpoint::quant::QuantError;
+use crate::checkpoint::safetensors::SafetensorsError;
 use crate::device::DeviceError;
 use crate::ops::OpsError;
 
@@ -17,6 +19,12 @@ pub enum ModelError {
     /// The file is damaged or lacks something.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// There is no checkpoint.
+    #[error(transparent)]
+    Kind(#[from] KindError),
+    /// A directory of tensors is damaged or lacks something.
+    #[error(transparent)]
+    Safetensors(#[from] SafetensorsError),
     /// A tensor's bytes cannot be read as its type.
     #[error(transparent)]
     Quant(#[from] QuantError),

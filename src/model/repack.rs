@@ -5,6 +5,7 @@ use thiserror::Error;
 use crate::checkpoint::mapping::Mapping;
 use crate::checkpoint::quant::{GgmlType, QuantError, Unpacked, dequantize, unpack_block};
 use crate::checkpoint::rows::{Encoding, Rows, Span};
+use crate::checkpoint::w4::{QuantiseError, pack_codes, quantise_group};
 use crate::ops::{Format, ROW_MULTIPLE, Scales, TILE, round_up};
 
 /// A matrix to be: parts of one encoding and one row length.
@@ -24,20 +25,15 @@ pub enum RepackError {
     /// Bytes that are not whole blocks of their type.
     #[error(transparent)]
     Quant(#[from] QuantError),
-    /// A weight that cannot be quantised.
-    #[error(
-        "tensor {tensor}: the weight in row {row}, column {column} is {value} and has no place in 4 bits; the file is \
-         damaged: copy it again from its source"
-    )]
-    NotFinite {
+    /// Weights that cannot be quantised.
+    #[error("tensor {tensor}, row {row}: {error}; the file is damaged: copy it again from its source")]
+    Quantise {
         /// Its name in the file.
         tensor: String,
-        /// Its row.
+        /// The row in what is quantised together.
         row: usize,
-        /// Its column.
-        column: usize,
-        /// What the file holds.
-        value: f32,
+        /// What is wrong.
+        error: QuantiseError,
     },
 }
 
@@ -85,14 +81,6 @@ impl Blueprint {
     /// Rows, padding included.
     pub fn rows(&self) -> usize {
         self.tops().last().copied().unwrap_or(0)
-    }
-
-    /// First row of each part, where they lie one below the other.
-    pub fn starts(&self) -> Vec<usize> {
-        let mut starts = vec![0];
-        starts.extend(self.tops());
-        starts.pop();
-        starts
     }
 
     /// The row after the last of each part (or pair of parts), padding included.
@@ -188,10 +176,40 @@ fn write_tile(part: &Rows, first: usize, out: &mut [u8]) -> Result<(), RepackErr
             Ok(())
         }
         Encoding::ToW4 { from, group } => {
-            let _ = (from, group);
+            for lane in 0..lanes {
+                quantised_row(part, *from, *group, first + lane, lane, out)?;
+            }
             Ok(())
         }
     }
+}
+
+/// Quantises a row of plain numbers on its way into a tile.
+fn quantised_row(
+    part: &Rows,
+    from: GgmlType,
+    group: usize,
+    row: usize,
+    lane: usize,
+    out: &mut [u8],
+) -> Result<(), RepackError> {
+    let columns = part.columns;
+    let mut values = vec![0f32; columns];
+    dequantize(from, row_of(part.bytes.as_ref(), row, columns * from.block_bytes()), &mut values)?;
+    let (mut codes, mut packed) = (vec![0u8; columns], vec![0u8; columns / 2]);
+    let (mut scales, mut zeros) = (Vec::new(), Vec::new());
+    for (values, codes) in values.chunks(group).zip(codes.chunks_mut(group)) {
+        let found = quantise_group(values, codes).map_err(|error| RepackError::Quantise {
+            tensor: part.name.clone(),
+            row,
+            error,
+        })?;
+        scales.push(found.scale.to_bits());
+        zeros.push(found.zero.to_bits());
+    }
+    pack_codes(&codes, &mut packed);
+    w4_row(&packed, &scales, &zeros, group, lane, out);
+    Ok(())
 }
 
 /// Row `row` of rows of `length` bytes.

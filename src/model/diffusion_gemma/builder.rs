@@ -1,0 +1,271 @@
+//! The launches of a pass, one op after the other. Encoder and decoder are one sequence: they differ in their input, in
+//! what a row may see, in a factor a layer, and in where they end.
+
+use super::DiffusionGemma;
+use super::layer::Layer;
+use crate::device::Buffer;
+use crate::model::error::ModelError;
+use crate::model::pass::Pass;
+use crate::ops::{
+    ATTENTION_START, Activation, Attention, CombineInput, Finish, Matrix, Output, Pairing, ROTATE_START,
+    Rotation, RowInput,
+};
+
+/// The gate's activation, in all gated networks of the model.
+const ACTIVATION: Activation = Activation::GeluTanh;
+
+/// Which pass over the stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Mode {
+    /// Rows append to the cache, each seeing what is before it. Ends with the last layer's keys and values.
+    Encode,
+    /// Rows are a canvas. Ends with the normed rows packed for the head.
+    Decode {
+        /// Their input is conditioned on the step before.
+        conditioned: bool,
+    },
+}
+
+/// A pass of `rows` rows through `model`.
+///
+/// # Errors
+/// What the device says.
+pub(super) fn pass(model: &DiffusionGemma, rows: usize, mode: Mode) -> Result<Pass, ModelError> {
+    let mut builder = Builder { model, rows, mode, pass: Pass::default() };
+    builder.inputs()?;
+    let last = model.layers.len() - 1;
+    for (index, layer) in model.layers.iter().enumerate() {
+        builder.attention_inputs(layer)?;
+        if index == last && mode == Mode::Encode {
+            return Ok(builder.pass);
+        }
+        builder.attention(layer)?;
+        builder.dense(layer)?;
+        builder.experts(layer)?;
+    }
+    let input = builder.stream(&model.head_norm);
+    builder.pack(&input)?;
+    Ok(builder.pass)
+}
+
+/// Adds the launches of a pass one op after the other. Between layers the stream is in `residual[0]`; inside a layer, once
+/// the attention branch has joined, it is in `residual[1]`.
+struct Builder<'a> {
+    model: &'a DiffusionGemma,
+    rows: usize,
+    mode: Mode,
+    pass: Pass,
+}
+
+impl<'a> Builder<'a> {
+    /// The stream between layers, as an input with this norm.
+    fn stream(&self, norm: &'a Buffer) -> RowInput<'a> {
+        self.normed(&self.model.scratch.residual[0], Some(norm))
+    }
+
+    fn normed(&self, rows: &'a Buffer, norm: Option<&'a Buffer>) -> RowInput<'a> {
+        let model = self.model;
+        RowInput {
+            rows,
+            at: 0,
+            branch: None,
+            norm,
+            n: model.config.hidden,
+            stride: model.strides.hidden,
+            epsilon: model.config.epsilon,
+        }
+    }
+
+    fn plain(&self, rows: &'a Buffer, n: usize, stride: usize) -> RowInput<'a> {
+        RowInput { rows, at: 0, branch: None, norm: None, n, stride, epsilon: self.model.config.epsilon }
+    }
+
+    fn pack(&mut self, input: &RowInput<'_>) -> Result<(), ModelError> {
+        let model = self.model;
+        let (packed, sums) = (&model.scratch.packed, &model.scratch.sums);
+        self.pass.push(model.kernels.pack_rows(&model.device, input, self.rows, packed, sums)?);
+        Ok(())
+    }
+
+    /// The packed rows through a matrix.
+    fn product(
+        &mut self,
+        matrix: &Matrix,
+        finish: Finish<'_>,
+        output: &Output<'_>,
+    ) -> Result<(), ModelError> {
+        let model = self.model;
+        let (packed, sums) = (&model.scratch.packed, &model.scratch.sums);
+        self.pass.push(model.kernels.matmul(
+            &model.device,
+            matrix,
+            packed,
+            sums,
+            self.rows,
+            finish,
+            output,
+        )?);
+        Ok(())
+    }
+
+    /// Embeddings; for a canvas with the signal of the step before, and normed.
+    fn inputs(&mut self) -> Result<(), ModelError> {
+        let model = self.model;
+        let (scratch, strides, config) = (&model.scratch, &model.strides, &model.config);
+        let stream = &scratch.residual[0];
+        self.pass.push(model.kernels.embed(
+            &model.device,
+            &model.table,
+            &scratch.ids,
+            self.rows,
+            model.embedding_scale(),
+            stream,
+            strides.hidden,
+        )?);
+        let Mode::Decode { conditioned } = self.mode else { return Ok(()) };
+        if conditioned {
+            let conditioning = &model.conditioning;
+            let soft = self.normed(&model.head.soft, Some(&conditioning.norm));
+            self.pack(&soft)?;
+            let inner = Output { rows: &scratch.inner, at: 0, stride: strides.inner };
+            self.product(&conditioning.gate_up, Finish::Gated(ACTIVATION), &inner)?;
+            let inner = self.plain(&scratch.inner, config.feed_forward, strides.inner);
+            self.pack(&inner)?;
+            let output = Output { rows: stream, at: 0, stride: strides.hidden };
+            self.product(&conditioning.down, Finish::Add(stream), &output)?;
+        }
+        self.pass.push(model.kernels.norm_rows(
+            &model.device,
+            stream,
+            self.rows,
+            config.hidden,
+            strides.hidden,
+            config.epsilon,
+        )?);
+        Ok(())
+    }
+
+    fn attention_inputs(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
+        let model = self.model;
+        let input = self.stream(&layer.norms.attention);
+        self.pack(&input)?;
+        for (matrix, at) in &layer.qkv {
+            let output = Output { rows: &model.scratch.qkv, at: *at, stride: model.strides.qkv };
+            self.product(matrix, Finish::Store, &output)?;
+        }
+        let (k_at, v_at) = layer.kv_at;
+        let rotation = Rotation {
+            qkv: &model.scratch.qkv,
+            stride: model.strides.qkv,
+            q_heads: model.config.heads,
+            k_at,
+            v_at,
+            angles: &layer.angles,
+            half_rotated: layer.rotated_pairs,
+            pairing: Pairing::HeadHalves,
+            norms: Some((&layer.norms.q, &layer.norms.k)),
+            value_norms: true,
+            epsilon: model.config.epsilon,
+        };
+        let launch = model.kernels.rotate_and_cache(&model.device, &rotation, &layer.cache, self.rows)?;
+        self.pass.push_positioned(launch, ROTATE_START);
+        Ok(())
+    }
+
+    fn attention(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
+        let model = self.model;
+        let width = model.config.heads * layer.cache.head_size;
+        let attention = Attention {
+            q: &model.scratch.qkv,
+            stride: model.strides.qkv,
+            out: &layer.attended,
+            out_stride: layer.attended_stride,
+            q_heads: model.config.heads,
+            window: layer.window,
+            canvas: self.mode != Mode::Encode,
+            scale: 1.0,
+        };
+        let launch = model.kernels.attention(&model.device, &attention, &layer.cache, self.rows)?;
+        self.pass.push_positioned(launch, ATTENTION_START);
+        let input = self.plain(&layer.attended, width, layer.attended_stride);
+        self.pack(&input)?;
+        let output = Output { rows: &model.scratch.branch, at: 0, stride: model.strides.hidden };
+        self.product(&layer.output, Finish::Store, &output)
+    }
+
+    /// The dense network; on the way in, the attention branch joins the stream.
+    fn dense(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
+        let model = self.model;
+        let (scratch, strides) = (&model.scratch, &model.strides);
+        let mut input = self.stream(&layer.norms.dense);
+        input.branch = Some((&scratch.branch, &layer.norms.attention_branch, &scratch.residual[1]));
+        self.pack(&input)?;
+        let inner = Output { rows: &scratch.inner, at: 0, stride: strides.inner };
+        self.product(&layer.gate_up, Finish::Gated(ACTIVATION), &inner)?;
+        let input = self.plain(&scratch.inner, model.config.feed_forward, strides.inner);
+        self.pack(&input)?;
+        let dense = Output { rows: &scratch.dense, at: 0, stride: strides.hidden };
+        self.product(&layer.down, Finish::Store, &dense)
+    }
+
+    /// The experts beside it, and the join of both.
+    fn experts(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
+        let model = self.model;
+        let (device, kernels, routing, rows) = (&model.device, &model.kernels, &model.routing, self.rows);
+        let (scratch, strides) = (&model.scratch, &model.strides);
+        let stream = &scratch.residual[1];
+        let input = self.normed(stream, Some(&layer.router_norm));
+        self.pack(&input)?;
+        let scores = Output { rows: &scratch.scores, at: 0, stride: strides.scores };
+        self.product(&layer.router, Finish::Store, &scores)?;
+        let (scales, chosen) = (&layer.per_expert_scale, &layer.chosen);
+        self.pass.push(kernels.route(
+            device,
+            &scratch.scores,
+            strides.scores,
+            scales,
+            chosen,
+            routing,
+            rows,
+        )?);
+        self.pass.push(kernels.sort_rows(device, chosen, routing, rows)?);
+        let input = self.normed(stream, Some(&layer.norms.experts));
+        let (slots, sums) = (&scratch.slots, &scratch.slot_sums);
+        self.pass.push(kernels.pack_for_experts(device, &input, routing, rows, slots, sums)?);
+        let (inner, inner_sums) = (&scratch.slot_inner, &scratch.slot_inner_sums);
+        let gate_up = &layer.experts_gate_up;
+        self.pass
+            .push(kernels.expert_gate_up(
+                device, gate_up, ACTIVATION, routing, rows, slots, sums, inner, inner_sums,
+            )?);
+        let (down, out) = (&layer.experts_down, &scratch.slot_out);
+        self.pass.push(kernels.expert_down(
+            device,
+            down,
+            routing,
+            rows,
+            inner,
+            inner_sums,
+            out,
+            strides.hidden,
+        )?);
+        let combine = CombineInput {
+            out,
+            out_stride: strides.hidden,
+            mlp: &scratch.dense,
+            residual: stream,
+            moe_norm: &layer.norms.experts_branch,
+            mlp_norm: &layer.norms.dense_branch,
+            join_norm: &layer.norms.feed_forward_branch,
+            scalar: match self.mode {
+                Mode::Encode => layer.scalars.encoder,
+                Mode::Decode { .. } => layer.scalars.decoder,
+            },
+            n: model.config.hidden,
+            stride: strides.hidden,
+            epsilon: model.config.epsilon,
+        };
+        self.pass.push(kernels.combine(device, &combine, routing, rows, &scratch.residual[0])?);
+        Ok(())
+    }
+}
