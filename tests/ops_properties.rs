@@ -5,269 +5,25 @@
 //! place of what was added up fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test fails by panicking
 
+mod ops_support;
 mod support;
 
-use axe::device::{Arg, Buffer, Device, DeviceOptions, DeviceSelector, Purpose};
+use ops_support::*;
+
+use axe::device::{Arg, Buffer, Device, Purpose};
 use axe::ops::{
     ATTENTION_START, Activation, Attention, Cache, CacheKind, Finish, Format, Kernels, Matrix, Output,
-    Pairing, ROTATE_START, ROW_MULTIPLE, Rotation, RowInput, STRIDE_MULTIPLE, Scales, TILE, activate,
-    attention_reference, prepare_reference, round_up,
+    Pairing, ROTATE_START, ROW_MULTIPLE, Rotation, RowInput, STRIDE_MULTIPLE, TILE, attention_reference,
+    prepare_reference, round_up,
 };
-use half::{bf16, f16};
+use half::f16;
 use std::ops::RangeInclusive;
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-
-/// Half a unit in the last place of f32, relative.
-const ULP: f64 = f32::EPSILON as f64 / 2.0;
-/// Activations below 2^-90 count as zero in a product.
-const FLUSHED: f64 = 1.0 / (1u128 << 90) as f64;
-/// What f32 may lose below its range, per term.
-const DENORMAL: f64 = 1.2e-38;
-/// A NaN that no kernel makes.
-const POISON: u32 = 0x7fc0_dead;
-/// Values of poison before and behind an output.
-const GUARD: usize = 48;
-const EPSILON: f32 = 1e-5;
-
-/// The simulator runs a few million instructions a second: fewer and smaller cases there.
-fn simulated() -> bool {
-    std::env::var("AXE_TEST_PLATFORM").is_ok_and(|platform| platform == "oclgrind")
-}
-
-fn open() -> (Device, Kernels) {
-    let device = if simulated() {
-        Device::open(&DeviceSelector::default(), &DeviceOptions::default()).unwrap()
-    } else {
-        support::device()
-    };
-    let kernels = Kernels::new(&device).unwrap();
-    (device, kernels)
-}
-
-/// Runs `test` on the same cases every time.
-fn check<S: Strategy>(cases: u32, strategy: &S, test: impl Fn(S::Value) -> Result<(), TestCaseError>) {
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 100, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
-    if let Err(error) = runner.run(strategy, test) {
-        panic!("{error}");
-    }
-}
-
-/// Numbers for one case, all from its seed (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.bits() % n as u64) as usize
-    }
-
-    /// In [-1, 1).
-    fn unit(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    /// Of either sign, sizes from 10^low to 10^high alike; now and then zero.
-    fn wide(&mut self, low: f32, high: f32) -> f32 {
-        if self.below(16) == 0 {
-            return 0.0;
-        }
-        let exponent = low + (high - low) * (self.unit() + 1.0) / 2.0;
-        10f32.powf(exponent) * self.unit().signum()
-    }
-}
-
-/// How large the numbers of a case are.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Size {
-    /// Up to 1.
-    Plain,
-    /// 1e-30 to 1e30.
-    Wide,
-    /// Zeros but for a few.
-    Sparse,
-}
-
-impl Size {
-    fn take(self, random: &mut Random, largest: f32) -> f32 {
-        match self {
-            Self::Plain => random.unit(),
-            Self::Wide => random.wide(-30.0, largest),
-            Self::Sparse => {
-                if random.below(20) == 0 {
-                    random.unit() * 100.0
-                } else {
-                    0.0
-                }
-            }
-        }
-    }
-}
-
-/// A buffer with these values.
-fn upload(device: &Device, values: &[f32]) -> Buffer {
-    let buffer = device.alloc(Purpose::Scratch, values.len().max(1) * 4).unwrap();
-    if !values.is_empty() {
-        device.write(&buffer, 0, bytemuck::cast_slice(values)).unwrap();
-    }
-    buffer
-}
-
-fn download(device: &Device, buffer: &Buffer) -> Vec<f32> {
-    let mut values = vec![0f32; buffer.size() / 4];
-    device.read(buffer, 0, bytemuck::cast_slice_mut(&mut values)).unwrap();
-    values
-}
-
-fn poisoned(device: &Device, values: usize) -> Buffer {
-    let buffer = device.alloc(Purpose::Scratch, values * 4).unwrap();
-    device.fill(&buffer, POISON).unwrap();
-    buffer
-}
-
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
-}
 
 /// Bits of a cache read back, NaN where nothing was written.
 fn same_cache(a: &[Vec<Vec<f32>>], b: &[Vec<Vec<f32>>]) -> bool {
     a.iter().flatten().zip(b.iter().flatten()).all(|(a, b)| same_bits(a, b))
-}
-
-fn is_poison(values: &[f32]) -> bool {
-    values.iter().all(|value| value.to_bits() == POISON)
-}
-
-fn f64s(values: &[f32]) -> Vec<f64> {
-    values.iter().map(|&value| f64::from(value)).collect()
-}
-
-/// A random matrix: its tiles, its weights, and for each weight the size of what is added up to make its product.
-struct Weights {
-    tiles: Vec<u8>,
-    values: Vec<f64>,
-    sizes: Vec<f64>,
-}
-
-impl Weights {
-    fn new(format: Format, rows: usize, columns: usize, random: &mut Random) -> Self {
-        let tile_bytes = format.tile_bytes(columns);
-        let mut tiles = vec![0u8; format.matrix_bytes(rows, columns)];
-        let (mut values, mut sizes) = (Vec::new(), Vec::new());
-        for row in 0..rows {
-            let tile = &mut tiles[row / TILE * tile_bytes..][..tile_bytes];
-            if matches!(format, Format::F32 | Format::F16 | Format::Bf16) {
-                Self::numbers(format, tile, row % TILE, columns, random, &mut values);
-                sizes.extend(values[values.len() - columns..].iter().map(|value| value.abs()));
-            } else {
-                Self::codes(format, tile, row % TILE, columns, random, &mut values, &mut sizes);
-            }
-        }
-        Self { tiles, values, sizes }
-    }
-
-    fn numbers(
-        format: Format,
-        tile: &mut [u8],
-        lane: usize,
-        columns: usize,
-        random: &mut Random,
-        values: &mut Vec<f64>,
-    ) {
-        let mut elements = Vec::new();
-        for _ in 0..columns {
-            // Down to numbers that f16 holds as denormals.
-            let number = random.wide(-7.0, 0.5);
-            match format {
-                Format::F32 => {
-                    elements.extend(number.to_le_bytes());
-                    values.push(f64::from(number));
-                }
-                Format::F16 => {
-                    elements.extend(f16::from_f32(number).to_le_bytes());
-                    values.push(f16::from_f32(number).to_f64());
-                }
-                _ => {
-                    elements.extend(bf16::from_f32(number).to_le_bytes());
-                    values.push(bf16::from_f32(number).to_f64());
-                }
-            }
-        }
-        format.put_numbers(tile, lane, &elements);
-    }
-
-    /// Weights by the definition of the format in GGUF files, not by the code under test.
-    fn codes(
-        format: Format,
-        tile: &mut [u8],
-        lane: usize,
-        columns: usize,
-        random: &mut Random,
-        values: &mut Vec<f64>,
-        sizes: &mut Vec<f64>,
-    ) {
-        let block = if format.block_groups() == 8 { 256 } else { 32 };
-        let (codes_below, centre) = match format {
-            Format::Q4_0 => (16, 8.0),
-            Format::Q5_0 => (32, 16.0),
-            Format::Q8_0 => (256, 128.0),
-            Format::Q6K => (64, 32.0),
-            Format::Q5_1 | Format::Q5K => (32, 0.0),
-            _ => (16, 0.0),
-        };
-        for first in (0..columns).step_by(block) {
-            let codes: Vec<u8> = (0..block)
-                .map(|_| match random.below(8) {
-                    0 => 0,
-                    1 => (codes_below - 1) as u8,
-                    _ => random.below(codes_below) as u8,
-                })
-                .collect();
-            let (d, m) = (f16::from_f32(random.wide(-7.0, -0.5)), f16::from_f32(random.wide(-7.0, 0.0)));
-            let groups: Vec<u8> =
-                (0..16).map(|_| random.below(if format == Format::Q6K { 256 } else { 64 }) as u8).collect();
-            let offsets: Vec<u8> = (0..8).map(|_| random.below(64) as u8).collect();
-            let has_offset = matches!(format, Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K);
-            format.put_codes(
-                tile,
-                lane,
-                first,
-                &codes,
-                Scales {
-                    scale: d.to_bits(),
-                    offset: if has_offset { m.to_bits() } else { 0 },
-                    scales: match format {
-                        Format::Q6K => &groups,
-                        Format::Q4K | Format::Q5K => &groups[..8],
-                        _ => &[],
-                    },
-                    offsets: if matches!(format, Format::Q4K | Format::Q5K) { &offsets } else { &[] },
-                },
-            );
-            for (i, &code) in codes.iter().enumerate() {
-                let (d, m, code) = (d.to_f64(), m.to_f64(), f64::from(code));
-                let (scale, offset) = match format {
-                    Format::Q4_1 | Format::Q5_1 => (d, m),
-                    Format::Q4K | Format::Q5K => {
-                        (d * f64::from(groups[i / 32]), -m * f64::from(offsets[i / 32]))
-                    }
-                    Format::Q6K => (d * f64::from(groups[i / 16] as i8), 0.0),
-                    _ => (d, 0.0),
-                };
-                values.push(scale * (code - centre) + offset);
-                sizes.push(scale.abs() * (code + centre) + offset.abs());
-            }
-        }
-    }
 }
 
 /// A product of rows and a matrix.
@@ -344,18 +100,6 @@ impl Product {
     fn out_stride(&self) -> usize {
         self.width() + self.gap
     }
-}
-
-/// The result at one place and how far f32 may be off.
-type Bounded = (f64, f64);
-
-fn activated(activation: Activation, (x, off): Bounded) -> Bounded {
-    // Neither activation is steeper than 1.2.
-    (activate(activation, x), 1.2 * off + 16.0 * ULP * x.abs() + DENORMAL)
-}
-
-fn times((a, a_off): Bounded, (b, b_off): Bounded) -> Bounded {
-    (a * b, a.abs() * b_off + b.abs() * a_off + a_off * b_off + 2.0 * ULP * (a * b).abs() + DENORMAL)
 }
 
 /// Everything a product needs on the device, and the same in f64.
@@ -602,22 +346,6 @@ impl Operands {
         }
         Ok(())
     }
-}
-
-fn agree(what: &str, row: usize, found: &[f32], expected: &[Bounded]) -> Result<(), TestCaseError> {
-    for (i, (&found, &(expected, off))) in found.iter().zip(expected).enumerate() {
-        prop_assert!(
-            (f64::from(found) - expected).abs() <= off,
-            "{}: value {} of row {} is {}, the reference says {} (within {})",
-            what,
-            i,
-            row,
-            found,
-            expected,
-            off
-        );
-    }
-    Ok(())
 }
 
 fn product_holds(
