@@ -19,7 +19,7 @@ use crate::engine::{LoadProgress, Loaded, Model, ModelKind};
 use crate::model::{Causal, CausalConfig, LoadOptions};
 use crate::text::{ChatTemplate, Tokenizer};
 
-pub use vocabulary::vocabulary;
+pub use vocabulary::{PublishedText, published_text, vocabulary};
 
 /// Context of a request when the configuration names none and the model would allow more.
 const DEFAULT_CONTEXT: usize = 8192;
@@ -32,12 +32,24 @@ const DEFAULT_CHUNK: usize = 256;
 /// # Errors
 /// Vocabularies and templates that are broken or not supported, a template file that cannot be read.
 pub fn text_side(config: &Config, gguf: &Gguf) -> Result<(Tokenizer, Option<ChatTemplate>), BackendError> {
-    let tokenizer = Tokenizer::new(vocabulary(gguf)?)?;
+    let template = gguf.metadata().str("tokenizer.chat_template")?.map(str::to_owned);
+    text_of(config, PublishedText { vocabulary: vocabulary(gguf)?, template })
+}
+
+/// The text side of what a checkpoint of any format says.
+///
+/// # Errors
+/// As [`text_side`].
+pub fn text_of(
+    config: &Config,
+    text: PublishedText,
+) -> Result<(Tokenizer, Option<ChatTemplate>), BackendError> {
+    let tokenizer = Tokenizer::new(text.vocabulary)?;
     let source = match &config.model.chat_template {
         Some(path) => Some(std::fs::read_to_string(path).map_err(|error| {
             format!("cannot read the chat template {} (`model.chat_template`): {error}", path.display())
         })?),
-        None => gguf.metadata().str("tokenizer.chat_template")?.map(str::to_owned),
+        None => text.template,
     };
     let template = source.map(|source| ChatTemplate::new(&source, &tokenizer)).transpose()?;
     Ok((tokenizer, template))

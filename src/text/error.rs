@@ -28,6 +28,14 @@ pub enum TextError {
         /// The field, the entry, what was found and what was expected.
         what: String,
     },
+    /// A published tokenizer file is none.
+    #[error("{file}: not understood as a tokenizer's file: {message}")]
+    PublishedSyntax {
+        /// The file.
+        file: String,
+        /// What is wrong with its JSON, and where.
+        message: String,
+    },
     /// A published tokenizer file holds what is not understood.
     #[error("{file}: `{key}`: {what}")]
     Published {

@@ -12,6 +12,7 @@ mod gemma;
 mod limits;
 mod merge;
 mod pretokenize;
+mod published;
 mod python;
 mod reply;
 mod spm;
