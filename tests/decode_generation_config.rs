@@ -1,6 +1,7 @@
 //! How a checkpoint wants to be sampled: every key of generation_config.json, and the keys of a GGUF file.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test fails by panicking
 
+#[allow(dead_code)] // arrays and tensors have their own tests
 mod checkpoint_support;
 mod support;
 

@@ -8,7 +8,7 @@ use axe::checkpoint::mapping::Mapping;
 use axe::config::Config;
 use axe::decode::diffusion::replay::{Agreement, Difference, ReplayOptions, follow, replay};
 use axe::decode::diffusion::{CanvasModel, DiffusionOptions, Trajectory, manifest_entry};
-use axe::decode::{Backend, BackendError, Denoising, DiffusionBackend, Sampling, Step};
+use axe::decode::{Backend, BackendError, DiffusionBackend, Sampling, Step};
 use axe::model::diffusion_gemma::GenerationConfig;
 use axe::ops::CacheKind;
 use clap::{ArgGroup, Args};
@@ -186,15 +186,9 @@ fn line(out: &mut impl Write, seen: &Agreement) -> std::io::Result<()> {
 
 /// Denoises freely and prints what each step guesses.
 fn denoise<M: CanvasModel>(model: M, config: GenerationConfig, options: &Options) -> Result<()> {
-    let choices =
-        DiffusionOptions { bar_immediate_end: !options.allow_immediate_end, ..DiffusionOptions::default() };
-    // The schedule's own highest temperature leaves the schedule as it is.
-    let sampling = Sampling {
-        temperature: config.t_max as f32,
-        seed: options.seed,
-        denoising: Denoising::default(),
-        ..Sampling::default()
-    };
+    let choices = DiffusionOptions { bar_immediate_end: !options.allow_immediate_end };
+    // 1: the schedule as it is.
+    let sampling = Sampling { temperature: 1.0, seed: options.seed, ..Sampling::default() };
     let mut backend = DiffusionBackend::new(model, config, choices);
     let mut outcome: Result<(), BackendError> = Ok(());
     super::to_stdout(|out| {

@@ -57,7 +57,7 @@ pub trait Generation {
     fn step(&mut self) -> Result<Step, BackendError>;
     /// Prompt tokens taken over from the cache of the generation before; known after the first step.
     fn cached_tokens(&self) -> usize;
-    /// What denoising took so far; `None` where nothing is denoised.
+    /// What denoising took so far, for models that denoise.
     fn denoising(&self) -> Option<DenoisingStats> {
         None
     }
@@ -66,11 +66,11 @@ pub trait Generation {
 /// What denoising took in one generation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct DenoisingStats {
-    /// Denoising steps.
+    /// Denoising steps, all canvases together.
     pub steps: usize,
-    /// Canvases begun.
+    /// Canvases that were begun.
     pub canvases: usize,
-    /// Accepted positions of each step.
+    /// Positions that were accepted in each step.
     pub accepted: Vec<u32>,
 }
 
@@ -99,7 +99,8 @@ pub enum Step {
 /// How the next token is chosen. [`Sampling::default`] is greedy without penalties.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
-    /// 0 is greedy; otherwise logits are divided by it.
+    /// 0 is greedy; otherwise logits are divided by it. A model that denoises follows the schedule of its checkpoint,
+    /// whose temperatures are multiplied by this: 1 is the schedule itself, 0 takes the most probable token.
     pub temperature: f32,
     /// Keep the k most probable tokens; 0 keeps all.
     pub top_k: usize,
@@ -115,18 +116,18 @@ pub struct Sampling {
     pub frequency_penalty: f32,
     /// Keys the counter-based generator; the draw at a position depends on seed and position only.
     pub seed: u64,
-    /// What a diffusion model should do otherwise than its checkpoint says.
+    /// How a canvas is denoised; without effect on causal models.
     pub denoising: Denoising,
 }
 
-/// Wishes about denoising; what is `None` is as the checkpoint says.
+/// What a request may change about denoising; `None` leaves what the checkpoint says.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Denoising {
-    /// Most steps of a canvas.
+    /// Most steps for a canvas.
     pub max_steps: Option<usize>,
-    /// Positions are accepted, the surest first, while the entropies before them add up to no more than this.
+    /// Entropy in nats that the positions accepted in one step may have together.
     pub entropy_bound: Option<f32>,
-    /// A stable canvas is done when its mean entropy is below this.
+    /// Mean entropy in nats below which a stable canvas is done.
     pub confidence_threshold: Option<f32>,
 }
 

@@ -41,12 +41,11 @@ pub struct Toy {
     pub restless: bool,
     pub calls: Rc<RefCell<Vec<Call>>>,
     pub fault: Rc<RefCell<Option<Fault>>>,
-    cache: Vec<u32>,
+    pub cache: Vec<u32>,
     /// One past the last position that was written since the ring began.
-    written: usize,
-    unfinished: bool,
+    pub written: usize,
     /// What the step before left for the next: canvas, step and a hash of what it said.
-    state: Option<(u32, u32, u64)>,
+    pub state: Option<(u32, u32, u64)>,
 }
 
 impl Default for Toy {
@@ -63,7 +62,6 @@ impl Default for Toy {
             fault: Rc::default(),
             cache: Vec::new(),
             written: 0,
-            unfinished: false,
             state: None,
         }
     }
@@ -101,13 +99,11 @@ impl CanvasModel for Toy {
         self.cache.truncate(start);
         self.cache.extend_from_slice(tokens);
         self.written = if start == 0 { tokens.len() } else { self.written.max(start + tokens.len()) };
-        self.unfinished = true;
         self.calls.borrow_mut().push(Call::Encode { start, tokens: tokens.to_vec() });
         Ok(())
     }
 
     fn finish(&mut self) -> Result<(), ModelError> {
-        self.unfinished = false;
         Ok(())
     }
 
@@ -161,7 +157,7 @@ impl CanvasModel for Toy {
                     u64::from(step.step),
                     row as u64,
                 ]);
-                let astray = !step.greedy && draw % 16 == 0;
+                let astray = !step.greedy && draw.is_multiple_of(16);
                 let own = (draw % 1000) as f32 / 1000.0;
                 let least = if self.restless { 0.02 } else { 0.0005 };
                 RowChoice {

@@ -16,14 +16,11 @@ pub struct DiffusionOptions {
     /// No reply ends before its first token: the end tokens are barred at row 0 of a generation's first canvas, as its
     /// most probable and as its sampled token. Terse prompts often denoise to an immediate end otherwise.
     pub bar_immediate_end: bool,
-    /// The temperature of a request that leaves the checkpoint's schedule as it is; other temperatures scale it. 0: the
-    /// schedule's own highest temperature.
-    pub usual_temperature: f32,
 }
 
 impl Default for DiffusionOptions {
     fn default() -> Self {
-        Self { bar_immediate_end: true, usual_temperature: 0.0 }
+        Self { bar_immediate_end: true }
     }
 }
 
@@ -115,11 +112,7 @@ impl<M: CanvasModel> Backend for DiffusionBackend<M> {
         if let Some(&id) = prompt.iter().find(|&&id| id as usize >= vocabulary) {
             return Err(ModelError::UnknownToken { id, vocabulary }.into());
         }
-        let usual = match self.options.usual_temperature {
-            usual if usual > 0.0 => usual,
-            _ => self.config.t_max as f32,
-        };
-        let plan = Plan::for_request(&self.config, sampling, usual)?;
+        let plan = Plan::for_request(&self.config, sampling)?;
         // Keys and values are all that a canvas needs of what stands before it: not even the last token runs again.
         let common = self.cached.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let reused = if self.model.reusable(common) { common } else { 0 };

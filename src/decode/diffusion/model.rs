@@ -41,7 +41,7 @@ pub trait CanvasModel {
         start: usize,
         step: &DenoiseStep,
     ) -> Result<Vec<RowChoice>, ModelError>;
-    /// Soft-capped logits [canvas][vocabulary] of the canvas at position `start`, before any temperature, conditioned
+    /// Soft-capped logits, `[canvas][vocabulary]`, of the canvas at position `start`, before any temperature, conditioned
     /// on the logits of the step before, divided by its temperature, if there was one. Made the plain way, for
     /// comparison with a reference.
     ///

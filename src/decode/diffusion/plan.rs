@@ -35,16 +35,12 @@ impl Plan {
         }
     }
 
-    /// What the checkpoint says, with the wishes of a request. Its temperature scales the schedule: `usual` (above 0)
-    /// leaves it as it is. A temperature of 0 keeps the schedule, too, and draws nothing.
+    /// What the checkpoint says, with the wishes of a request. Its temperature multiplies the schedule: 1 leaves it as it
+    /// is. A temperature of 0 keeps the schedule, too, and draws nothing.
     ///
     /// # Errors
     /// Wishes out of range.
-    pub fn for_request(
-        config: &GenerationConfig,
-        sampling: &Sampling,
-        usual: f32,
-    ) -> Result<Self, BackendError> {
+    pub fn for_request(config: &GenerationConfig, sampling: &Sampling) -> Result<Self, BackendError> {
         let wishes = &sampling.denoising;
         let temperature = sampling.temperature;
         if !(temperature >= 0.0 && temperature.is_finite()) {
@@ -65,11 +61,7 @@ impl Plan {
         let schedule = Schedule::new(config.t_min, config.t_max, steps);
         let greedy = temperature == 0.0;
         Ok(Self {
-            schedule: if greedy {
-                schedule
-            } else {
-                schedule.scaled(f64::from(temperature) / f64::from(usual))
-            },
+            schedule: if greedy { schedule } else { schedule.scaled(f64::from(temperature)) },
             entropy_bound: wishes.entropy_bound.unwrap_or(plan.entropy_bound),
             confidence_threshold: wishes.confidence_threshold.or(plan.confidence_threshold),
             greedy,
@@ -90,15 +82,15 @@ mod tests {
 
     fn request(temperature: f32, denoising: Denoising) -> Result<Plan, BackendError> {
         let sampling = Sampling { temperature, denoising, ..Sampling::default() };
-        Plan::for_request(&GenerationConfig::default(), &sampling, 0.8)
+        Plan::for_request(&GenerationConfig::default(), &sampling)
     }
 
     #[test]
-    fn the_usual_temperature_is_the_checkpoint_s_own_schedule() {
+    fn temperature_1_is_the_checkpoint_s_own_schedule() {
         let own = Plan::new(&GenerationConfig::default());
-        assert_eq!(request(0.8, Denoising::default()).unwrap(), own);
+        assert_eq!(request(1.0, Denoising::default()).unwrap(), own);
         assert_eq!(request(0.0, Denoising::default()).unwrap(), Plan { greedy: true, ..own.clone() });
-        let hotter = request(1.6, Denoising::default()).unwrap();
+        let hotter = request(2.0, Denoising::default()).unwrap();
         for step in 0..48 {
             let factor = hotter.schedule.temperature(step) / own.schedule.temperature(step);
             assert!((factor - 2.0).abs() < 1e-6);
@@ -108,7 +100,7 @@ mod tests {
     #[test]
     fn wishes_replace_what_the_checkpoint_says() {
         let plan = request(
-            0.8,
+            1.0,
             Denoising { max_steps: Some(5), entropy_bound: Some(0.0), confidence_threshold: Some(0.5) },
         )
         .unwrap();
@@ -125,12 +117,12 @@ mod tests {
         assert!(refused(-1.0, none).contains("temperature"));
         for steps in [0, MOST_STEPS + 1] {
             let wishes = Denoising { max_steps: Some(steps), ..none };
-            assert!(refused(0.8, wishes).contains("max_denoising_steps"));
+            assert!(refused(1.0, wishes).contains("max_denoising_steps"));
         }
         for bad in [-0.1, f32::NAN, f32::INFINITY] {
-            assert!(refused(0.8, Denoising { entropy_bound: Some(bad), ..none }).contains("entropy_bound"));
+            assert!(refused(1.0, Denoising { entropy_bound: Some(bad), ..none }).contains("entropy_bound"));
             let wishes = Denoising { confidence_threshold: Some(bad), ..none };
-            assert!(refused(0.8, wishes).contains("confidence_threshold"));
+            assert!(refused(1.0, wishes).contains("confidence_threshold"));
         }
     }
 }

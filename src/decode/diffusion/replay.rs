@@ -115,7 +115,7 @@ pub fn replay<M: CanvasModel>(
             for (index, (&found, &expected)) in logits.iter().zip(recorded).enumerate() {
                 let off = (found - expected).abs();
                 // A difference that is no number is one, too.
-                if !(off <= options.logits) {
+                if off > options.logits || off.is_nan() {
                     let (row, token) = (index / vocabulary, index % vocabulary);
                     let difference =
                         place.differs(Some(row), "logit", format!("{expected} for token {token}"), found);
@@ -319,7 +319,8 @@ impl Walk<'_> {
             if seen.argmax != argmax {
                 return Some(place.differs(Some(row), "argmax", argmax, seen.argmax));
             }
-            if !((seen.entropy - entropy).abs() <= self.options.entropy) {
+            let off = (seen.entropy - entropy).abs();
+            if off > self.options.entropy || off.is_nan() {
                 return Some(place.differs(Some(row), "entropy", entropy, seen.entropy));
             }
         }

@@ -43,7 +43,7 @@ pub struct Trajectory<'a> {
 pub struct StepRecord {
     /// What the step started from.
     pub canvas_in: Vec<u32>,
-    /// Soft-capped logits before the temperature, [rows][vocabulary], where they were recorded.
+    /// Soft-capped logits before the temperature, `[rows][vocabulary]`, where they were recorded.
     pub logits: Option<Vec<f32>>,
     /// The most probable tokens.
     pub argmax: Vec<u32>,
