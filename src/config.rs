@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
+use crate::model::diffusion_gemma::ExpertWeights;
 use crate::ops::CacheKind;
 use source::Sources;
 pub use source::{Origin, Override};
@@ -135,6 +136,8 @@ pub struct Config {
     pub log: LogConfig,
     /// Sampling of requests that do not say.
     pub sampling: SamplingConfig,
+    /// How canvases are denoised.
+    pub denoising: DenoisingConfig,
 }
 
 /// `[model]`
@@ -150,6 +153,8 @@ pub struct ModelConfig {
     pub chat_template: Option<PathBuf>,
     /// Positions of the cache (prompt and output); the smaller of 8192 and the model's own when unset.
     pub context_length: Option<usize>,
+    /// What becomes of plain expert weights of a Hugging Face directory.
+    pub experts: ExpertWeights,
 }
 
 impl ModelConfig {
@@ -283,6 +288,13 @@ pub struct SamplingConfig {
     pub repetition_penalty: f32,
 }
 
+/// `[denoising]`: models that denoise canvases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct DenoisingConfig {
+    /// No reply ends before its first token.
+    pub bar_immediate_end: bool,
+}
+
 impl Config {
     /// Reads `file` (or, when `None`, `$AXE_CONFIG`, else the first of `daemon.toml` in the working directory and
     /// `/etc/axed/daemon.toml` that exists, else no file), the process environment and `flags`.
@@ -326,6 +338,7 @@ impl Config {
             },
             log: read_log(&mut s)?,
             sampling: read_sampling(&mut s)?,
+            denoising: DenoisingConfig { bar_immediate_end: s.any("denoising.bar_immediate_end", true)? },
         };
         s.finish()?;
         if !config.server.host.is_loopback() && config.server.api_keys.is_empty() {
@@ -359,6 +372,15 @@ fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
             &format!("0 (the model decides) or an integer from 2 to {MOST_TOKENS}"),
             |n| *n == 0 || (2..=MOST_TOKENS).contains(n),
         )?),
+        experts: match s
+            .checked("model.experts", "w4".to_owned(), "w4 or as-stored", |kind| {
+                ["w4", "as-stored"].contains(&kind.as_str())
+            })?
+            .as_str()
+        {
+            "as-stored" => ExpertWeights::AsStored,
+            _ => ExpertWeights::Quantised,
+        },
     })
 }
 

@@ -1,24 +1,29 @@
 //! From a checkpoint on disk to a model on the device, ready for the engine. Beside the daemon this is the one place
 //! that knows all rooms: it tells the operator's board what it found.
 
+mod causal;
+mod diffusion;
+mod observed;
+pub mod text;
 mod vocabulary;
 
-use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axectl::protocol;
 
 use crate::admin::Board;
 use crate::checkpoint::gguf::Gguf;
-use crate::checkpoint::quant::GgmlType;
+use crate::checkpoint::kind::Kind;
 use crate::config::{Config, DeviceConfig, DeviceKind};
-use crate::decode::{Backend, BackendError, CausalBackend, Generation, Memory, Sampling};
+use crate::decode::{Backend, BackendError};
 use crate::device::{self, Device, DeviceOptions, DeviceSelector};
 use crate::engine::{LoadProgress, Loaded, Model, ModelKind};
-use crate::model::{Causal, CausalConfig, LoadOptions};
+use crate::model::diffusion_gemma::{DiffusionCheckpoint, GGUF_ARCHITECTURE};
 use crate::text::{ChatTemplate, Tokenizer};
+use observed::Observed;
 
+pub use diffusion::open_diffusion;
 pub use vocabulary::{PublishedText, published_text, vocabulary};
 
 /// Context of a request when the configuration names none and the model would allow more.
@@ -26,34 +31,6 @@ const DEFAULT_CONTEXT: usize = 8192;
 /// Prompt tokens in one pass when the configuration does not say: enough rows to make a pass compute-bound, few enough
 /// to cancel soon.
 const DEFAULT_CHUNK: usize = 256;
-
-/// The text side of a checkpoint: its tokenizer and its chat template, which the configuration may replace.
-///
-/// # Errors
-/// Vocabularies and templates that are broken or not supported, a template file that cannot be read.
-pub fn text_side(config: &Config, gguf: &Gguf) -> Result<(Tokenizer, Option<ChatTemplate>), BackendError> {
-    let template = gguf.metadata().str("tokenizer.chat_template")?.map(str::to_owned);
-    text_of(config, PublishedText { vocabulary: vocabulary(gguf)?, template })
-}
-
-/// The text side of what a checkpoint of any format says.
-///
-/// # Errors
-/// As [`text_side`].
-pub fn text_of(
-    config: &Config,
-    text: PublishedText,
-) -> Result<(Tokenizer, Option<ChatTemplate>), BackendError> {
-    let tokenizer = Tokenizer::new(text.vocabulary)?;
-    let source = match &config.model.chat_template {
-        Some(path) => Some(std::fs::read_to_string(path).map_err(|error| {
-            format!("cannot read the chat template {} (`model.chat_template`): {error}", path.display())
-        })?),
-        None => text.template,
-    };
-    let template = source.map(|source| ChatTemplate::new(&source, &tokenizer)).transpose()?;
-    Ok((tokenizer, template))
-}
 
 /// Which device the configuration means.
 pub fn selector(config: &DeviceConfig) -> DeviceSelector {
@@ -96,83 +73,139 @@ pub fn load(
     board: &Arc<Board>,
 ) -> Result<Loaded, BackendError> {
     progress.report(0.0, "reading the checkpoint");
-    let gguf = Arc::new(Gguf::open(path)?);
-    let trained = CausalConfig::read(&gguf)?;
-    // The tokenizer takes host time only: a runtime can be loaded meanwhile. What is wrong with the text must show
-    // before anything is repacked.
-    let (text, device) = std::thread::scope(|scope| {
-        let text = scope.spawn(|| text_side(config, &gguf));
-        let device = open_device(&config.device);
-        (text.join(), device)
-    });
-    let (tokenizer, template) = match text {
-        Ok(text) => text?,
-        Err(panic) => std::panic::resume_unwind(panic),
-    };
-    check_vocabulary(path, tokenizer.vocab_size(), trained.vocabulary)?;
-    let device = device?;
-    let info = device.info().clone();
-    tracing::info!(device = %info, driver = info.driver_version, "opened");
-    board.pin_device(protocol::Device {
-        name: info.name.clone(),
-        kind: info.kind.to_string(),
-        platform: format!("{} ({})", info.platform, info.platform_version),
-        driver: info.driver_version.clone(),
-        pci: info.pci.clone(),
-        compute_units: info.compute_units,
-        memory_bytes: info.global_mem,
-    });
-    let context = match config.model.context_length {
-        Some(wanted) if wanted > trained.context => {
-            board.warn(format!(
-                "model.context_length is {wanted}, the model was trained for {}: using that",
-                trained.context
+    let load = Load { config, path, progress, board };
+    match Kind::of(path)? {
+        Kind::Gguf(path) => {
+            let gguf = Arc::new(Gguf::open(&path)?);
+            if gguf.metadata().str("general.architecture")? == Some(GGUF_ARCHITECTURE) {
+                diffusion::load(&DiffusionCheckpoint::Gguf(gguf), &load)
+            } else {
+                causal::load(&gguf, &load)
+            }
+        }
+        Kind::W4Directory(path) | Kind::HfDirectory(path) => {
+            diffusion::load(&DiffusionCheckpoint::open(&path)?, &load)
+        }
+    }
+}
+
+/// What loading has to do with, whatever the model.
+struct Load<'a> {
+    config: &'a Config,
+    path: &'a Path,
+    progress: &'a LoadProgress,
+    board: &'a Arc<Board>,
+}
+
+/// What is there before weights are.
+struct Opened {
+    device: Device,
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+}
+
+/// What is told of a model that is loaded.
+struct Facts {
+    architecture: &'static str,
+    quantisation: String,
+    identity: String,
+    context: usize,
+    kind: ModelKind,
+}
+
+impl Load<'_> {
+    /// Opens the device and the text side. The tokenizer takes host time only: a runtime can be loaded meanwhile. What is
+    /// wrong with the text must show before anything is repacked.
+    fn open(
+        &self,
+        text: impl FnOnce() -> Result<text::TextSide, BackendError> + Send,
+    ) -> Result<Opened, BackendError> {
+        let (text, device) = std::thread::scope(|scope| {
+            let text = scope.spawn(text);
+            let device = open_device(&self.config.device);
+            (text.join(), device)
+        });
+        let (tokenizer, template) = match text {
+            Ok(text) => text?,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        let device = device?;
+        let info = device.info();
+        tracing::info!(device = %info, driver = info.driver_version, "opened");
+        self.board.pin_device(protocol::Device {
+            name: info.name.clone(),
+            kind: info.kind.to_string(),
+            platform: format!("{} ({})", info.platform, info.platform_version),
+            driver: info.driver_version.clone(),
+            pci: info.pci.clone(),
+            compute_units: info.compute_units,
+            memory_bytes: info.global_mem,
+        });
+        Ok(Opened { device, tokenizer, template })
+    }
+
+    /// Most prompt tokens in a pass.
+    fn rows(&self) -> usize {
+        self.config.device.prefill_chunk.unwrap_or(DEFAULT_CHUNK)
+    }
+
+    /// Where repacked weights are kept.
+    fn cache_dir(&self) -> Option<PathBuf> {
+        self.config.device.zero_copy.then(|| self.config.device.cache_dir.clone())
+    }
+
+    fn preparing(&self, share: f32) {
+        self.progress.report(f64::from(share), "preparing kernels and weights");
+    }
+
+    /// Shows the model on the board and hands it over.
+    fn loaded(&self, opened: Opened, backend: Box<dyn Backend>, facts: Facts) -> Loaded {
+        let Opened { device, tokenizer, template } = opened;
+        let name = self.config.model.name();
+        self.board.pin_model(protocol::Model {
+            name: name.clone(),
+            path: self.path.display().to_string(),
+            architecture: facts.architecture.to_owned(),
+            quantisation: facts.quantisation,
+            identity: facts.identity.clone(),
+            context_length: facts.context,
+        });
+        let info = device.info();
+        let words = format!("{} ({}, {} compute units)", info.name, info.platform, info.compute_units);
+        Loaded {
+            backend: Box::new(Observed { backend, device, board: Arc::clone(self.board) }),
+            model: Model {
+                name,
+                identity: facts.identity,
+                device: words,
+                kind: facts.kind,
+                context_length: facts.context,
+                tokenizer,
+                template,
+            },
+        }
+    }
+}
+
+/// The context of a request: what is configured, at most what the model was trained for.
+fn context(load: &Load<'_>, trained: usize) -> usize {
+    match load.config.model.context_length {
+        Some(wanted) if wanted > trained => {
+            load.board.warn(format!(
+                "model.context_length is {wanted}, the model was trained for {trained}: using that"
             ));
-            trained.context
+            trained
         }
         Some(wanted) => wanted,
-        None => trained.context.min(DEFAULT_CONTEXT),
-    };
-    let options = LoadOptions {
-        context,
-        rows: config.device.prefill_chunk.unwrap_or(DEFAULT_CHUNK),
-        logit_rows: 1,
-        cache: config.device.kv_cache,
-        cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
-    };
-    let model = Causal::load(device, Arc::clone(&gguf), &options, &mut |share| {
-        progress.report(f64::from(share), "preparing kernels and weights");
-    })?;
-    let backend = CausalBackend::new(model).with_vocabulary(tokenizer.vocab_size());
-    let identity = gguf.identity().to_string();
-    board.pin_model(protocol::Model {
-        name: config.model.name(),
-        path: path.display().to_string(),
-        architecture: trained.family.architecture().to_owned(),
-        quantisation: quantisation(&gguf).to_owned(),
-        identity: identity.clone(),
-        context_length: context,
-    });
-    Ok(Loaded {
-        backend: Box::new(Observed { backend, board: Arc::clone(board) }),
-        model: Model {
-            name: config.model.name(),
-            identity,
-            device: format!("{} ({}, {} compute units)", info.name, info.platform, info.compute_units),
-            kind: ModelKind::Causal,
-            context_length: context,
-            tokenizer,
-            template,
-        },
-    })
+        None => trained.min(DEFAULT_CONTEXT),
+    }
 }
 
 /// A tokenizer must not make ids that the model has no row for. Rows without a token are padding.
 fn check_vocabulary(path: &Path, tokens: usize, rows: usize) -> Result<(), BackendError> {
     if tokens > rows {
         return Err(format!(
-            "{}: the tokenizer has {tokens} tokens (tokenizer.ggml.tokens), the model has embeddings for {rows} \
-             (token_embd.weight): they belong to different models",
+            "{}: the tokenizer has {tokens} tokens, the model has embeddings for {rows}: they belong to different models",
             path.display()
         )
         .into());
@@ -181,53 +214,4 @@ fn check_vocabulary(path: &Path, tokens: usize, rows: usize) -> Result<(), Backe
         tracing::info!(tokens, rows, "rows past the tokenizer's last token are never generated");
     }
     Ok(())
-}
-
-/// The type of most weights.
-fn quantisation(gguf: &Gguf) -> &'static str {
-    let mut values: HashMap<GgmlType, u64> = HashMap::new();
-    for tensor in gguf.tensors().iter().filter(|tensor| tensor.name.starts_with("blk.")) {
-        *values.entry(tensor.ty).or_default() += tensor.values();
-    }
-    values.into_iter().max_by_key(|&(ty, count)| (count, ty.id())).map_or("unknown", |(ty, _)| ty.name())
-}
-
-/// The backend, with the kernels' times shown on the operator's board.
-struct Observed {
-    backend: CausalBackend,
-    board: Arc<Board>,
-}
-
-impl Backend for Observed {
-    fn start<'a>(
-        &'a mut self,
-        prompt: &[u32],
-        sampling: &Sampling,
-    ) -> Result<Box<dyn Generation + 'a>, BackendError> {
-        self.backend.start(prompt, sampling)
-    }
-
-    fn context_length(&self) -> usize {
-        self.backend.context_length()
-    }
-
-    /// The engine asks after every job: the moment to show what kernels took, too.
-    fn memory(&self) -> Memory {
-        let device = self.backend.model().device();
-        match device.profile() {
-            Ok(times) => self.board.pin_profile(protocol::Profile {
-                enabled: device.is_profiling(),
-                kernels: times
-                    .into_iter()
-                    .map(|time| protocol::KernelTime {
-                        kernel: format!("{}: {}", time.program, time.kernel),
-                        launches: time.launches,
-                        total_ns: time.total_ns,
-                    })
-                    .collect(),
-            }),
-            Err(error) => tracing::debug!(%error, "no kernel times"),
-        }
-        self.backend.memory()
-    }
 }

@@ -85,13 +85,15 @@ pub fn run(options: &Options) -> Result<()> {
             let tried = || format!("cannot replay {}", path.display());
             let trajectory = Trajectory::read(file.as_ref()).with_context(tried)?;
             let recorded = options.recorded(path)?;
-            let (model, said) = open_diffusion(&config, &options.model)?;
+            let (model, said) = axe::load::open_diffusion(&config, &options.model, None, None)
+                .map_err(anyhow::Error::from_boxed)?;
             let (prompt, said) = recorded.unwrap_or_else(|| (options.ids.clone(), said));
             let said = options.sampling(said)?;
             compare(model, &prompt, &trajectory, &said, options).with_context(tried)
         }
         None => {
-            let (model, said) = open_diffusion(&config, &options.model)?;
+            let (model, said) = axe::load::open_diffusion(&config, &options.model, None, None)
+                .map_err(anyhow::Error::from_boxed)?;
             denoise(model, options.sampling(said)?, options)
         }
     }
@@ -232,53 +234,3 @@ fn joined(ids: &[u32]) -> String {
 }
 
 // ---- Until the model is here: `axe::load::open_diffusion(&config, path)` takes the place of what follows. ----
-
-/// Opens a diffusion model on the device, with how it wants to be sampled.
-fn open_diffusion(_config: &Config, path: &Path) -> Result<(NotBuiltIn, GenerationConfig)> {
-    bail!("{}: diffusion models are not built in yet", path.display())
-}
-
-enum NotBuiltIn {}
-
-impl CanvasModel for NotBuiltIn {
-    fn canvas(&self) -> usize {
-        match *self {}
-    }
-    fn vocabulary(&self) -> usize {
-        match *self {}
-    }
-    fn context(&self) -> usize {
-        match *self {}
-    }
-    fn rows(&self) -> usize {
-        match *self {}
-    }
-    fn encode(&mut self, _: &[u32], _: usize) -> Result<(), axe::model::ModelError> {
-        match *self {}
-    }
-    fn finish(&mut self) -> Result<(), axe::model::ModelError> {
-        match *self {}
-    }
-    fn reusable(&self, _: usize) -> bool {
-        match *self {}
-    }
-    fn denoise(
-        &mut self,
-        _: &[u32],
-        _: usize,
-        _: &axe::model::diffusion_gemma::DenoiseStep,
-    ) -> Result<Vec<axe::model::diffusion_gemma::RowChoice>, axe::model::ModelError> {
-        match *self {}
-    }
-    fn canvas_logits(
-        &mut self,
-        _: &[u32],
-        _: usize,
-        _: Option<&[f32]>,
-    ) -> Result<Vec<f32>, axe::model::ModelError> {
-        match *self {}
-    }
-    fn memory(&self) -> axe::decode::Memory {
-        match *self {}
-    }
-}

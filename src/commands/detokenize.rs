@@ -4,14 +4,12 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use axe::checkpoint::gguf::Gguf;
-use axe::text::Tokenizer;
 use clap::Args;
 
 /// Print the text of token ids.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The checkpoint (GGUF).
+    /// The checkpoint: a GGUF file or a Hugging Face directory.
     #[arg(short, long, value_name = "FILE", env = "AXE_MODEL")]
     pub model: PathBuf,
     /// Token ids, separated by commas.
@@ -21,7 +19,7 @@ pub struct Options {
 
 /// Prints the text; special tokens print nothing.
 pub fn run(options: &Options) -> Result<()> {
-    let tokenizer = Tokenizer::new(axe::load::vocabulary(&Gguf::open(&options.model)?)?)?;
+    let tokenizer = axe::load::text::tokenizer(&options.model).map_err(anyhow::Error::from_boxed)?;
     let size = tokenizer.vocab_size();
     for id in &options.ids {
         ensure!((*id as usize) < size, "token id {id} is outside the vocabulary of {size} tokens");

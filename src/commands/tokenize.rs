@@ -4,14 +4,13 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use axe::checkpoint::gguf::Gguf;
-use axe::text::{Specials, Tokenizer};
+use axe::text::Specials;
 use clap::Args;
 
 /// Print the token ids of a text.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The checkpoint (GGUF).
+    /// The checkpoint: a GGUF file or a Hugging Face directory.
     #[arg(short, long, value_name = "FILE", env = "AXE_MODEL")]
     pub model: PathBuf,
     /// File with the text; `-` is standard input.
@@ -30,7 +29,7 @@ pub struct Options {
 
 /// Prints ids separated by commas, as `axed logits --ids` and `axed detokenize` take them.
 pub fn run(options: &Options) -> Result<()> {
-    let tokenizer = Tokenizer::new(axe::load::vocabulary(&Gguf::open(&options.model)?)?)?;
+    let tokenizer = axe::load::text::tokenizer(&options.model).map_err(anyhow::Error::from_boxed)?;
     let text = super::read_text(&options.text)?;
     let specials = if options.special { Specials::Parse } else { Specials::Text };
     let mut ids = tokenizer.encode(&text, specials);

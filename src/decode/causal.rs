@@ -82,13 +82,7 @@ impl Backend for CausalBackend {
     }
 
     fn memory(&self) -> Memory {
-        let report = self.model.device().memory();
-        Memory {
-            weights: report.weights,
-            kv_cache: report.kv_cache,
-            scratch: report.scratch,
-            budget: report.budget,
-        }
+        Memory::of(self.model.device())
     }
 }
 

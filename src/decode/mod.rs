@@ -14,6 +14,8 @@ pub use sample::{Sampler, argmax};
 
 use thiserror::Error;
 
+use crate::device::Device;
+
 /// A failure inside the model or the device; its text is for the operator and the caller.
 pub type BackendError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -46,6 +48,19 @@ pub struct Memory {
     pub scratch: u64,
     /// Most that may be allocated.
     pub budget: u64,
+}
+
+impl Memory {
+    /// What is allocated on `device`.
+    pub fn of(device: &Device) -> Self {
+        let report = device.memory();
+        Self {
+            weights: report.weights,
+            kv_cache: report.kv_cache,
+            scratch: report.scratch,
+            budget: report.budget,
+        }
+    }
 }
 
 /// A running generation.

@@ -8,6 +8,7 @@ mod acceptance;
 mod backend;
 mod canvas;
 mod distribution;
+mod gemma;
 mod model;
 pub mod noise;
 mod plan;

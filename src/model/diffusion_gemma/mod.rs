@@ -12,7 +12,7 @@ mod step;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-pub use config::{DiffusionConfig, HeadRope, LayerConfig};
+pub use config::{DiffusionConfig, GGUF_ARCHITECTURE, HeadRope, LayerConfig};
 pub use generation::GenerationConfig;
 pub use source::{DiffusionCheckpoint, ExpertWeights};
 pub use step::{DenoiseStep, RowChoice};
@@ -23,7 +23,7 @@ use super::weights;
 use crate::device::{Buffer, Device, Launch, Purpose};
 use crate::ops::{
     Cache, CacheKind, Experts, Format, HeadOptions, HeadRow, HeadRun, HeadState, Kernels, Matrix, Routing,
-    STRIDE_MULTIPLE, round_up, self_test,
+    STRIDE_MULTIPLE, round_up, self_test, self_test_moe,
 };
 use builder::Mode;
 use layer::{Layer, Scalars};
@@ -44,6 +44,8 @@ pub struct DiffusionOptions {
     pub context: usize,
     /// Most tokens encoded in a pass.
     pub rows: usize,
+    /// Ids from here on are never chosen, where the table has more rows than there are tokens.
+    pub vocabulary: Option<usize>,
     /// Number type of the key-value cache.
     pub cache: CacheKind,
     /// Where repacked weights are kept.
@@ -92,6 +94,8 @@ pub struct DiffusionGemma {
     /// Most tokens encoded in a pass.
     rows: usize,
     context: usize,
+    /// Ids below this may be chosen.
+    vocabulary: usize,
     /// Positions of the smallest ring of a sliding layer.
     ring: Option<usize>,
     /// The position after the last that was written since the cache was last begun anew.
@@ -133,6 +137,11 @@ impl DiffusionGemma {
         for (index, &head_size) in head_sizes.iter().enumerate() {
             self_test(&device, &kernels, if index == 0 { &dense } else { &[] }, head_size, options.cache)?;
         }
+        let experts = parts.layers.iter().flat_map(|layer| [layer.experts_gate_up, layer.experts_down]);
+        let mut of_experts: Vec<Format> = experts.map(|matrix| parts.blueprints[matrix].format()).collect();
+        of_experts.sort_unstable();
+        of_experts.dedup();
+        self_test_moe(&device, &kernels, &of_experts)?;
         progress(0.05);
         // What is made of one checkpoint depends on what becomes of its experts.
         let identity = match options.experts {
@@ -226,6 +235,7 @@ impl DiffusionGemma {
             strides,
             rows: options.rows.clamp(1, options.context.max(1)),
             context: options.context,
+            vocabulary: options.vocabulary.map_or(config.vocabulary, |most| most.min(config.vocabulary)),
             ring,
             written: 0,
             prepared: HashMap::new(),
@@ -269,7 +279,7 @@ impl DiffusionGemma {
     }
 
     fn head_options(&self) -> HeadOptions {
-        let (softcap, vocabulary) = (self.config.softcap, self.config.vocabulary);
+        let (softcap, vocabulary) = (self.config.softcap, self.vocabulary);
         HeadOptions { softcap, vocabulary, scale: self.embedding_scale() }
     }
 

@@ -105,11 +105,13 @@ impl DiffusionCheckpoint {
 }
 
 /// What becomes of plain expert weights on their way to the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum ExpertWeights {
     /// Quantised to 4 bits as `dg-w4a16-v1` does it, where their sizes allow.
+    #[serde(rename = "w4")]
     Quantised,
     /// Kept as the file has them.
+    #[serde(rename = "as-stored")]
     AsStored,
 }
 

@@ -1,0 +1,82 @@
+//! The text side of a checkpoint: its tokenizer and its chat template, which the configuration may replace.
+
+use std::path::Path;
+
+use crate::checkpoint::directory::HfDirectory;
+use crate::checkpoint::gguf::Gguf;
+use crate::checkpoint::kind::Kind;
+use crate::config::Config;
+use crate::decode::BackendError;
+use crate::model::diffusion_gemma::DiffusionCheckpoint;
+use crate::text::{ChatTemplate, Tokenizer};
+
+use super::vocabulary::{published_text, vocabulary};
+
+/// Tokenizer and template, if there is one.
+pub type TextSide = (Tokenizer, Option<ChatTemplate>);
+
+/// The text side of a GGUF file.
+///
+/// # Errors
+/// Vocabularies and templates that are broken or not supported, a template file that cannot be read.
+pub fn of_gguf(config: &Config, gguf: &Gguf) -> Result<TextSide, BackendError> {
+    let tokenizer = Tokenizer::new(vocabulary(gguf)?)?;
+    let own = gguf.metadata().str("tokenizer.chat_template")?.map(str::to_owned);
+    with_template(config, tokenizer, own)
+}
+
+/// The text side of a Hugging Face directory; `ends` are the tokens that end a reply.
+///
+/// # Errors
+/// As for [`of_gguf`].
+pub fn of_directory(
+    config: &Config,
+    directory: &HfDirectory,
+    ends: &[u32],
+) -> Result<TextSide, BackendError> {
+    let published = published_text(directory.path(), (!ends.is_empty()).then_some(ends))?;
+    let tokenizer = Tokenizer::new(published.vocabulary)?;
+    with_template(config, tokenizer, published.template)
+}
+
+/// The text side of a DiffusionGemma in either format; `ends` are the tokens that end a reply.
+///
+/// # Errors
+/// As for [`of_gguf`].
+pub fn of_diffusion(
+    config: &Config,
+    checkpoint: &DiffusionCheckpoint,
+    ends: &[u32],
+) -> Result<TextSide, BackendError> {
+    match checkpoint {
+        DiffusionCheckpoint::Gguf(gguf) => of_gguf(config, gguf),
+        DiffusionCheckpoint::Directory(directory) => of_directory(config, directory, ends),
+    }
+}
+
+fn with_template(
+    config: &Config,
+    tokenizer: Tokenizer,
+    own: Option<String>,
+) -> Result<TextSide, BackendError> {
+    let source = match &config.model.chat_template {
+        Some(path) => Some(std::fs::read_to_string(path).map_err(|error| {
+            format!("cannot read the chat template {} (`model.chat_template`): {error}", path.display())
+        })?),
+        None => own,
+    };
+    let template = source.map(|source| ChatTemplate::new(&source, &tokenizer)).transpose()?;
+    Ok((tokenizer, template))
+}
+
+/// The tokenizer of the checkpoint at `path`, whatever its format.
+///
+/// # Errors
+/// No checkpoint, or a vocabulary that is broken or not supported.
+pub fn tokenizer(path: &Path) -> Result<Tokenizer, BackendError> {
+    let vocabulary = match Kind::of(path)? {
+        Kind::Gguf(path) => vocabulary(&Gguf::open(&path)?)?,
+        Kind::W4Directory(path) | Kind::HfDirectory(path) => published_text(&path, None)?.vocabulary,
+    };
+    Ok(Tokenizer::new(vocabulary)?)
+}
