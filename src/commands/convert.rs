@@ -41,11 +41,11 @@ pub fn run(options: &Options) -> Result<()> {
     super::to_stdout(|out| {
         writeln!(
             out,
-            "{}: {FORMAT}, {} files of tensors ({} kept from an earlier run), {:.2} GiB, {:.1} s",
+            "{}: {FORMAT}, {} files of tensors ({} kept from an earlier run), {:.1} MiB, {:.1} s",
             options.target.display(),
             converted.made + converted.kept,
             converted.kept,
-            converted.bytes as f64 / f64::from(1 << 30),
+            converted.bytes as f64 / f64::from(1 << 20),
             start.elapsed().as_secs_f64()
         )?;
         Ok(())
