@@ -34,6 +34,8 @@ enum Command {
     Detokenize(commands::detokenize::Options),
     /// List the OpenCL devices of this machine.
     Devices(commands::devices::Options),
+    /// Quantise the experts of a DiffusionGemma checkpoint to 4 bits.
+    Convert(commands::convert::Options),
     /// Time every kernel against what the device can do at best.
     BenchOps(commands::bench_ops::Options),
 }
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
         Command::Tokenize(options) => commands::tokenize::run(&options),
         Command::Detokenize(options) => commands::detokenize::run(&options),
         Command::Devices(options) => commands::devices::run(&options),
+        Command::Convert(options) => commands::convert::run(&options),
         Command::BenchOps(options) => commands::bench_ops::run(&options),
     };
     match outcome {

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 pub mod bench_ops;
+pub mod convert;
 pub mod denoise;
 pub mod detokenize;
 pub mod devices;

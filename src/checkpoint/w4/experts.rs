@@ -129,7 +129,7 @@ fn place(name: &str) -> Option<(usize, &'static str)> {
 }
 
 /// Encoder and decoder have the same experts: what stands twice must be the same.
-fn agree(first: &Tensor, second: &Tensor) -> Result<(), SafetensorsError> {
+pub(super) fn agree(first: &Tensor, second: &Tensor) -> Result<(), SafetensorsError> {
     if first.dtype != second.dtype || first.shape != second.shape {
         let found = format!("type {:?} and shape {:?}", second.dtype, second.shape);
         let expected = format!(

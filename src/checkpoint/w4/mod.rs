@@ -1,5 +1,6 @@
 //! `dg-w4a16-v1`: a Hugging Face directory whose experts are 4-bit codes in files of their own, one a layer.
 
+pub mod convert;
 mod experts;
 mod quantise;
 
