@@ -24,7 +24,7 @@ pub use head::{
 pub use kernels::{Kernels, OpsError};
 pub use matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
 pub use peak::{Peak, seconds};
-pub use self_test::self_test;
+pub use self_test::{self_test, self_test_head};
 
 /// Values by which activation rows are padded: the widest block of a weight format.
 pub const STRIDE_MULTIPLE: usize = 256;
