@@ -3,6 +3,7 @@
 use super::attention::{
     ATTENTION_START, Attention, Cache, CacheKind, Pairing, ROTATE_START, Rotation, attention_reference,
 };
+use super::head::{HeadOptions, HeadRun, HeadState, embed_reference, head_noise, head_reference};
 use super::kernels::{Kernels, OpsError};
 use super::matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
 use super::moe::{CombineInput, Experts, Routing, combine_reference, expert_reference, route_reference};
@@ -261,6 +262,140 @@ fn products(device: &Device, kernels: &Kernels, format: Format) -> Result<(), Op
                 });
             }
         }
+    }
+    Ok(())
+}
+
+/// Runs the kernels at the two ends of a diffusion model for the format of its table.
+///
+/// # Errors
+/// As [`self_test`].
+pub fn self_test_head(device: &Device, kernels: &Kernels, format: Format) -> Result<(), OpsError> {
+    const ROWS: usize = 11; // whole row blocks of either size, and a rest
+    const VOCABULARY: usize = 9 * ROW_MULTIPLE + 5; // more pairs of tiles than slices
+    const TEMPERATURE: f32 = 0.6;
+    const SEED: u64 = 0x0123_4567_89ab_cdef;
+    let hidden = if format.block_groups() == 8 { 256 } else { 96 };
+    let stride = super::round_up(hidden, STRIDE_MULTIPLE);
+    let mut sequence = Sequence(format as u32 + 101);
+    let tiles = random_tiles(format, VOCABULARY, hidden, &mut sequence);
+    let buffer = device.alloc(Purpose::Scratch, tiles.len())?;
+    device.write(&buffer, 0, &tiles)?;
+    let table = Matrix { buffer, format, rows: VOCABULARY, columns: hidden };
+    let wrong = |kernel: &str, what: String| OpsError::SelfTest {
+        kernel: format!("{kernel} {}", format.name()),
+        device: device.info().name.clone(),
+        what,
+    };
+
+    let ids: Vec<i32> = (0..ROWS as i32).map(|i| i * 29).collect();
+    let id_buffer = device.alloc(Purpose::Scratch, ROWS * 4)?;
+    device.write(&id_buffer, 0, bytemuck::cast_slice(&ids))?;
+    let x = poisoned(device, ROWS * stride)?;
+    device.enqueue(&kernels.embed(device, &table, &id_buffer, ROWS, 1.5, &x, stride)?)?;
+    let rows = download(device, &x)?;
+    for (row, &id) in rows.chunks_exact(stride).zip(&ids) {
+        let mut expected = embed_reference(format, &tiles, hidden, id as usize, 1.5);
+        expected.resize(stride, 0.0);
+        if let Some(i) = (0..stride).find(|&i| row[i] != expected[i]) {
+            let what = format!("value {i} of token {id} is {}, the reference says {}", row[i], expected[i]);
+            return Err(wrong("embed", what));
+        }
+    }
+
+    let input = RowInput { rows: &x, at: 0, branch: None, norm: None, n: hidden, stride, epsilon: 0.0 };
+    let (packed, sums) = (poisoned(device, ROWS * stride)?, poisoned(device, ROWS * stride / 32 * 3)?);
+    device.enqueue(&kernels.pack_rows(device, &input, ROWS, &packed, &sums)?)?;
+    let width = super::round_up(VOCABULARY, ROW_MULTIPLE);
+    let logits = poisoned(device, ROWS * width)?;
+    let options = HeadOptions { softcap: 30.0, vocabulary: VOCABULARY, scale: (hidden as f32).sqrt() };
+    for launch in
+        kernels.plain_logits(device, &table, &packed, &sums, ROWS, options.softcap, &logits, width)?
+    {
+        device.enqueue(&launch)?;
+    }
+    let state = HeadState::new(device, ROWS, hidden, true)?;
+    device.fill(&state.results, f32::NAN.to_bits())?;
+    device.fill(&state.soft, f32::NAN.to_bits())?;
+    let mut launches = kernels.streaming_head(device, &table, &packed, &sums, ROWS, &options, &state)?;
+    let barred = [0u32, 29];
+    let run = HeadRun {
+        temperature: TEMPERATURE,
+        seed: SEED,
+        canvas: 2,
+        step: 7,
+        greedy: false,
+        barred: &barred,
+        soft: true,
+    };
+    run.set(device, &mut launches, &state)?;
+    for launch in &launches {
+        device.enqueue(launch)?;
+    }
+    let results = state.read(device, ROWS)?;
+    let (logits, soft) = (download(device, &logits)?, download(device, &state.soft)?);
+    let size = format.tile_bytes(hidden);
+    let weight = |token: usize, column: usize| -> f64 {
+        f64::from(format.weight(&tiles[token / TILE * size..][..size], token % TILE, column))
+    };
+    for (row, found) in results.iter().enumerate() {
+        let capped: Vec<f64> = (0..VOCABULARY)
+            .map(|token| {
+                let dot: f64 =
+                    (0..hidden).map(|i| weight(token, i) * f64::from(rows[row * stride + i])).sum();
+                30.0 * (dot / 30.0).tanh()
+            })
+            .collect();
+        compare(device, "plain_logits", &logits[row * width..][..VOCABULARY], &capped, 2e-5)?;
+        // From here on by the device's own logits, so that near ties fall the same way.
+        let processed: Vec<f64> =
+            logits[row * width..][..VOCABULARY].iter().map(|&l| f64::from(l / TEMPERATURE)).collect();
+        let chosen = |token: &usize| row > 0 || !barred.contains(&(*token as u32));
+        let noisy = |token: usize| processed[token] + head_noise(SEED, 2, 7, row as u32, token as u32);
+        let argmax = (0..VOCABULARY)
+            .filter(chosen)
+            .fold(None, |best, token| match best {
+                Some(best) if processed[best] >= processed[token] => Some(best),
+                _ => Some(token),
+            })
+            .unwrap_or(0);
+        let drawn = (0..VOCABULARY).filter(chosen).map(noisy).fold(f64::NEG_INFINITY, f64::max);
+        let sampled = usize::try_from(found.sampled).ok().filter(|&t| t < VOCABULARY && chosen(&t));
+        if found.bad != 0 || found.argmax != argmax as i32 {
+            return Err(wrong("stream_head", format!("row {row} gives {found:?}, argmax is {argmax}")));
+        }
+        if sampled.is_none_or(|token| noisy(token) < drawn - 1e-4) {
+            return Err(wrong("stream_head", format!("row {row} draws {}", found.sampled)));
+        }
+        let reference = head_reference(&processed, hidden, weight);
+        let expected: Vec<f64> = reference.soft.iter().map(|v| v * f64::from(options.scale)).collect();
+        compare(device, "stream_head's peak", &[found.peak], &[reference.peak], 1e-6)?;
+        compare(device, "stream_head's entropy", &[found.entropy + 1.0], &[reference.entropy + 1.0], 1e-5)?;
+        compare(device, "stream_head's soft rows", &soft[row * stride..][..hidden], &expected, 2e-5)?;
+        compare(
+            device,
+            "stream_head's soft rows",
+            &soft[row * stride + hidden..][..stride - hidden],
+            &vec![0.0; stride - hidden],
+            0.0,
+        )?;
+    }
+
+    let out = poisoned(device, ROWS * stride)?;
+    let given = upload(device, &logits)?;
+    for launch in kernels.soft_embedding(device, &table, &given, width, ROWS, &options, &out, stride)? {
+        device.enqueue(&launch)?;
+    }
+    let plain = download(device, &out)?;
+    for row in 0..ROWS {
+        let processed: Vec<f64> = logits[row * width..][..VOCABULARY].iter().map(|&l| f64::from(l)).collect();
+        let mut expected: Vec<f64> = head_reference(&processed, hidden, weight)
+            .soft
+            .iter()
+            .map(|v| v * f64::from(options.scale))
+            .collect();
+        expected.resize(stride, 0.0);
+        compare(device, "soft_embedding", &plain[row * stride..][..stride], &expected, 2e-5)?;
     }
     Ok(())
 }
