@@ -7,8 +7,9 @@ use anyhow::Result;
 use axe::config::Config;
 use axe::device::{Arg, Buffer, Device, Launch, Purpose};
 use axe::ops::{
-    ATTENTION_START, Activation, Attention, Cache, CacheKind, Finish, Format, Kernels, Matrix, Output,
-    Pairing, Peak, ROTATE_START, Rotation, RowInput, STRIDE_MULTIPLE, round_up, seconds,
+    ATTENTION_START, Activation, Attention, Cache, CacheKind, CombineInput, Experts, Finish, Format, Kernels,
+    Matrix, Output, Pairing, Peak, ROTATE_START, ROW_MULTIPLE, Rotation, Routing, RowInput, STRIDE_MULTIPLE, TILE,
+    round_up, seconds,
 };
 use clap::Args;
 
@@ -60,6 +61,17 @@ const OTHERS: Shapes = &[
     ("square", 2816, 2816, Format::Bf16),
     ("square", 2816, 2816, Format::F32),
 ];
+
+/// A layer of experts.
+struct Mixture {
+    experts: usize,
+    top: usize,
+    hidden: usize,
+    inner: usize,
+}
+
+/// A quarter of the experts of a 26B mixture, of half its hidden size.
+const MIXTURE: Mixture = Mixture { experts: 32, top: 8, hidden: 1408, inner: 704 };
 
 struct Bench<'a> {
     device: Device,
@@ -113,6 +125,9 @@ fn measure(options: &Options) -> Result<()> {
     }
     bench.sequence("smollm2-135m", 9, 3, 64)?;
     bench.sequence("gemma-3-270m", 4, 1, 256)?;
+    for format in [Format::W4, Format::Bf16] {
+        bench.mixture(&MIXTURE, format)?;
+    }
     Ok(())
 }
 
@@ -245,6 +260,104 @@ impl Bench<'_> {
                     seen * (4 * heads * head_size) as f64,
                 )?;
             }
+        }
+        Ok(())
+    }
+
+    /// Every kernel of a mixture of experts.
+    fn mixture(&self, mixture: &Mixture, format: Format) -> Result<()> {
+        let &Mixture { experts, top, hidden, inner } = mixture;
+        let name = |kernel: &str| {
+            let format = format.name();
+            format!("{experts}/{top} experts {hidden}:{inner} {format} {kernel} ({} rows)", self.rows)
+        };
+        let kernels = ["route", "sort_rows", "pack_for_experts", "expert_gate_up", "expert_down", "combine"];
+        if !kernels.iter().any(|kernel| name(kernel).contains(self.only)) {
+            return Ok(());
+        }
+        let slots = self.rows * top;
+        let stacked = |rows_each: usize, columns: usize, outputs: usize| -> Result<Experts> {
+            let rows = experts * rows_each;
+            let buffer = self.device.alloc(Purpose::Weights, format.matrix_bytes(rows, columns))?;
+            self.device.fill(&buffer, 0)?;
+            Ok(Experts { matrix: Matrix { buffer, format, rows, columns }, experts, outputs })
+        };
+        let gate_up = stacked(2 * round_up(inner, TILE), hidden, inner)?;
+        let down = stacked(round_up(hidden, ROW_MULTIPLE), inner, hidden)?;
+        let (stride, inner_stride) = (round_up(hidden, STRIDE_MULTIPLE), round_up(inner, STRIDE_MULTIPLE));
+        let (norm, scales) = (self.zeros(stride)?, self.zeros(experts)?);
+        // Every expert gets its share of the rows, not quite the same.
+        let scores: Vec<f32> = (0..self.rows * experts)
+            .map(|i| {
+                (i as u32).wrapping_mul(2_654_435_761).rotate_left(13).wrapping_mul(2_246_822_519) as f32
+            })
+            .map(|spread| spread / u32::MAX as f32)
+            .collect();
+        let scores_buffer = self.zeros(scores.len())?;
+        self.device.write(&scores_buffer, 0, bytemuck::cast_slice(&scores))?;
+        let routing = Routing::new(&self.device, experts, top, self.rows)?;
+        let chosen = self.zeros(slots)?;
+        let (x, mlp) = (self.zeros(stride * self.rows)?, self.zeros(stride * self.rows)?);
+        let packed_for = |stride: usize| {
+            Ok::<_, anyhow::Error>((self.zeros(stride * slots)?, self.zeros(stride / 32 * 3 * slots)?))
+        };
+        let ((packed, sums), (inner_packed, inner_sums)) = (packed_for(stride)?, packed_for(inner_stride)?);
+        let out = self.zeros(stride * slots)?;
+        let input =
+            RowInput { rows: &x, at: 0, branch: None, norm: Some(&norm), n: hidden, stride, epsilon: 1e-6 };
+        let join = CombineInput {
+            out: &out,
+            out_stride: stride,
+            mlp: &mlp,
+            residual: &x,
+            moe_norm: &norm,
+            mlp_norm: &norm,
+            join_norm: &norm,
+            scalar: 1.0,
+            n: hidden,
+            stride,
+            epsilon: 1e-6,
+        };
+        let (rows, device) = (self.rows, &self.device);
+        let launches = [
+            self.kernels.route(device, &scores_buffer, experts, &scales, &chosen, &routing, rows)?,
+            self.kernels.sort_rows(device, &chosen, &routing, rows)?,
+            self.kernels.pack_for_experts(device, &input, &routing, rows, &packed, &sums)?,
+            self.kernels.expert_gate_up(
+                device,
+                &gate_up,
+                Activation::GeluTanh,
+                &routing,
+                rows,
+                &packed,
+                &sums,
+                &inner_packed,
+                &inner_sums,
+            )?,
+            self.kernels.expert_down(
+                device,
+                &down,
+                &routing,
+                rows,
+                &inner_packed,
+                &inner_sums,
+                &out,
+                stride,
+            )?,
+            self.kernels.combine(device, &join, &routing, rows, &x)?,
+        ];
+        let values = |floats: usize| (floats * 4) as f64;
+        let product = |outputs: usize| 2.0 * slots as f64 * (outputs * hidden) as f64;
+        let costs = [
+            (values(rows * experts), (rows * experts * (top + 2)) as f64),
+            (values(2 * slots), (2 * slots) as f64),
+            (values((rows + slots) * hidden), (rows * hidden * 4 + slots * hidden * 3) as f64),
+            (gate_up.matrix.bytes() as f64, product(2 * inner)),
+            (down.matrix.bytes() as f64, product(inner)),
+            (values((slots + 3 * rows) * hidden), ((2 * slots + 12 * rows) * hidden) as f64),
+        ];
+        for ((kernel, launch), (bytes, operations)) in kernels.into_iter().zip(launches).zip(costs) {
+            self.line(&name(kernel), &[launch], bytes, operations)?;
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ use super::weights;
 use crate::device::{Buffer, Device, Launch, Purpose};
 use crate::ops::{
     Cache, CacheKind, Experts, Format, HeadOptions, HeadRow, HeadRun, HeadState, Kernels, Matrix, Routing,
-    STRIDE_MULTIPLE, round_up, self_test, self_test_moe,
+    STRIDE_MULTIPLE, round_up, self_test, self_test_head, self_test_moe,
 };
 use builder::Mode;
 use layer::{Layer, Scalars};
@@ -142,6 +142,7 @@ impl DiffusionGemma {
         of_experts.sort_unstable();
         of_experts.dedup();
         self_test_moe(&device, &kernels, &of_experts)?;
+        self_test_head(&device, &kernels, parts.blueprints[parts.table].format())?;
         progress(0.05);
         // What is made of one checkpoint depends on what becomes of its experts.
         let identity = match options.experts {
