@@ -5,9 +5,12 @@ mod stage;
 
 use std::time::{Duration, Instant};
 
-use axe::decode::{Sampling, Step};
+use axe::decode::{DenoisingStats, Sampling, Step};
 use axe::engine::{Cause, Engine, Event, FinishReason, Options, Outcomes, Request, State, Stop, SubmitError};
-use stage::{CONTEXT, EOS, Outcome, Script, Stage, Trouble, bytes, eventually, listen, loaded, say};
+use stage::{
+    CANVAS, CONTEXT, EOS, HAND_OVER, Outcome, Script, Stage, Trouble, bytes, canvases, eventually, listen,
+    loaded, marked, say,
+};
 
 fn request(prompt: &str) -> Request {
     Request {
@@ -423,4 +426,219 @@ async fn drafts_are_passed_on_and_only_the_newest_waits() {
     stage.script.permit(10);
     let outcome = listen(job.events).await;
     assert_eq!((outcome.text.as_str(), outcome.stats.passes), ("abc", 5));
+}
+
+/// A stage of a model that denoises canvases of 256, of which each takes so many steps.
+fn denoising(tokens: Vec<u32>, steps: &'static [usize]) -> Stage {
+    Stage::thinking(Script::new(move |_| canvases(&tokens, CANVAS, steps)).denoises(), 4)
+}
+
+#[tokio::test]
+async fn max_tokens_is_exact_although_a_canvas_is_wide() {
+    let stage = denoising(bytes(&"x".repeat(3 * CANVAS)), &[2]);
+    for max_tokens in [1, 2, 255, 256, 257, 511, 512, 768] {
+        let mut request = request("go");
+        request.stop.max_tokens = max_tokens;
+        let outcome = run(&stage, request).await;
+        assert_eq!(outcome.reason, FinishReason::Length);
+        assert_eq!((outcome.usage.completion_tokens, outcome.tokens.len()), (max_tokens, max_tokens));
+        assert_eq!(outcome.text, "x".repeat(max_tokens));
+        let canvases = max_tokens.div_ceil(CANVAS);
+        assert_eq!(outcome.stats.canvas_steps, vec![2; canvases], "no canvas more than needed");
+    }
+    let mut request = request(&"p".repeat(CONTEXT - 300));
+    request.stop.max_tokens = 100_000;
+    assert_eq!(run(&stage, request).await.usage.completion_tokens, 300, "the context is the limit, too");
+}
+
+#[tokio::test]
+async fn an_end_token_in_a_canvas_drops_the_rest_unless_it_is_to_be_ignored() {
+    let tokens = [bytes("yes"), vec![HAND_OVER], bytes("no")].concat();
+    let stage = denoising(tokens, &[1]);
+    let outcome = run(&stage, request("go")).await;
+    assert_eq!((outcome.text.as_str(), outcome.reason), ("yes", FinishReason::Stop));
+    assert_eq!((outcome.usage.completion_tokens, outcome.tokens.len()), (4, 4));
+    let mut on = request("go");
+    on.stop.ignore_eos = true;
+    on.stop.max_tokens = 200;
+    let outcome = run(&stage, on).await;
+    assert_eq!((outcome.text.as_str(), outcome.reason), ("yesno", FinishReason::Length));
+    assert_eq!(outcome.usage.completion_tokens, 200);
+}
+
+#[tokio::test]
+async fn stop_strings_match_across_canvases() {
+    let text = format!("{}STOP{}", "a".repeat(CANVAS - 2), "b".repeat(CANVAS));
+    let stage = denoising(bytes(&text), &[1]);
+    let outcome = run(&stage, stopping_at(&["STOP"])).await;
+    assert_eq!((outcome.text.as_str(), outcome.reason), (&text[..CANVAS - 2], FinishReason::Stop));
+    assert_eq!(outcome.usage.completion_tokens, CANVAS + 2);
+    assert_eq!(outcome.stats.canvas_steps.len(), 2);
+    for event in &outcome.events {
+        if let Event::Commit { text, .. } = event {
+            assert!(!text.contains('S'), "a partial match leaked");
+        }
+    }
+}
+
+#[tokio::test]
+async fn denoising_is_counted_canvas_by_canvas() {
+    let stage = denoising(bytes(&"x".repeat(2 * CANVAS + 1)), &[3, 1, 5]);
+    let outcome = run(&stage, request("go")).await;
+    assert_eq!(outcome.reason, FinishReason::Stop);
+    let accepted = vec![CANVAS as u32; 9];
+    assert_eq!(outcome.stats.denoising, Some(DenoisingStats { steps: 9, canvases: 3, accepted }));
+    assert_eq!(outcome.stats.canvas_steps, [3, 1, 5]);
+    assert_eq!(outcome.stats.passes, 9, "the commit is no pass of its own");
+    assert_eq!(outcome.usage.completion_tokens, 2 * CANVAS + 2);
+    assert!(outcome.stats.tokens_per_s > 0.0, "one canvas has a speed, too");
+    let counters = stage.engine.status().counters;
+    assert_eq!((counters.denoising_steps, counters.canvases, counters.passes), (9, 3, 9));
+    assert_eq!((counters.canvas_steps.count(), counters.canvas_steps.sum), (3, 9.0));
+
+    let causal = run(&Stage::ready(Script::saying("x"), 4), request("go")).await;
+    assert_eq!((causal.stats.denoising, causal.stats.canvas_steps), (None, vec![]));
+}
+
+#[tokio::test]
+async fn the_first_draft_counts_as_the_first_token() {
+    let tokens = bytes("x");
+    let script = Script::new(move |_| canvases(&tokens, CANVAS, &[10])).denoises();
+    let stage = Stage::thinking(script.pace(Duration::from_millis(10)), 4);
+    let stats = run(&stage, request("go")).await.stats;
+    assert!(stats.first_token_s + 0.08 < stats.elapsed_s, "{stats:?}");
+    assert!(stats.prefill_s < stats.first_token_s, "{stats:?}");
+}
+
+#[tokio::test]
+async fn a_listener_that_leaves_inside_a_canvas_ends_the_job_within_one_step() {
+    // In the first canvas, and in the second.
+    for steps_before in [4, 14] {
+        let tokens = bytes(&"x".repeat(4 * CANVAS));
+        let script = Script::new(move |_| canvases(&tokens, CANVAS, &[10])).denoises().gated();
+        let stage = Stage::thinking(script, 4);
+        let job = stage.engine.submit(request("go")).unwrap();
+        stage.script.permit(steps_before);
+        eventually("the steps", || stage.script.steps_done() == steps_before).await;
+        drop(job);
+        stage.script.permit(1);
+        eventually("the end", || stage.engine.status().running.is_none()).await;
+        assert!(stage.script.steps_done() <= steps_before + 1);
+        let counters = stage.engine.status().counters;
+        assert_eq!(counters.requests.cancelled, 1);
+        let committed = u64::from(steps_before > 11);
+        assert_eq!(counters.canvas_steps.count(), committed, "an unfinished canvas has no number of steps");
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_inside_the_first_canvas_is_an_error_and_later_ends_the_reply() {
+    for (steps, reason) in [(3, FinishReason::Cancelled(Cause::Deadline)), (14, FinishReason::Length)] {
+        let tokens = bytes(&"x".repeat(4 * CANVAS));
+        let script = Script::new(move |_| canvases(&tokens, CANVAS, &[10])).denoises().gated();
+        let stage = Stage::thinking(script, 4);
+        let mut late = request("go");
+        let deadline = Instant::now() + Duration::from_secs(1);
+        late.stop.deadline = Some(deadline);
+        let job = stage.engine.submit(late).unwrap();
+        stage.script.permit(steps);
+        eventually("the steps", || stage.script.steps_done() == steps).await;
+        tokio::time::sleep_until(deadline.into()).await;
+        stage.script.permit(1);
+        let outcome = listen(job.events).await;
+        assert_eq!(outcome.reason, reason);
+        assert_eq!(outcome.text.len(), if steps > 11 { CANVAS } else { 0 });
+    }
+}
+
+#[tokio::test]
+async fn drafts_do_not_pile_up_for_a_slow_reader() {
+    let tokens = bytes(&"x".repeat(200 * CANVAS));
+    let stage = Stage::thinking(Script::new(move |_| canvases(&tokens, CANVAS, &[20])).denoises(), 4);
+    let mut long = request("go");
+    long.stop.max_tokens = CONTEXT / 2;
+    let slow = stage.engine.submit(long).unwrap();
+    let mut short = request("b");
+    short.stop.max_tokens = 1;
+    assert_eq!(run(&stage, short).await.reason, FinishReason::Length);
+    let outcome = listen(slow.events).await;
+    assert_eq!(outcome.text, "x".repeat(CONTEXT / 2));
+    let drafts = outcome.events.iter().filter(|event| matches!(event, Event::Draft { .. })).count();
+    assert_eq!(drafts, 0, "each was replaced by what it became");
+    assert_eq!(outcome.stats.passes, 20 * CONTEXT / 2 / CANVAS);
+}
+
+/// Content and thoughts of a reply, for every width of commits the same.
+async fn parted(reply: &str, request: impl Fn() -> Request) -> (String, String, Outcome) {
+    let mut seen = Vec::new();
+    for width in [1, 2, 3, 5, 7, 64] {
+        let tokens = [marked(reply), vec![EOS]].concat();
+        let commits: Vec<Step> = tokens.chunks(width).map(|run| Step::Commit(run.to_vec())).collect();
+        let stage = Stage::thinking(Script::new(move |_| commits.clone()), 4);
+        let outcome = run(&stage, request()).await;
+        let counts = (outcome.usage.completion_tokens, outcome.usage.reasoning_tokens);
+        seen.push((outcome.text.clone(), outcome.reasoning.clone(), counts, outcome));
+    }
+    let (text, reasoning, counts, outcome) = seen.pop().unwrap();
+    for (other, thought, numbers, _) in seen {
+        assert_eq!((other, thought, numbers), (text.clone(), reasoning.clone(), counts), "{reply}");
+    }
+    (text, reasoning, outcome)
+}
+
+#[tokio::test]
+async fn thoughts_are_told_from_the_reply_for_every_width_of_commit() {
+    for (reply, content, reasoning, reasoning_tokens) in [
+        ("{thought\nI see 😀.}yes é", "yes é", "I see 😀.", 21),
+        ("{thought\n}yes", "yes", "", 10),
+        ("yes", "yes", "", 0),
+        // The model thinks although nobody asked for it.
+        ("so {thought\nhm}yes~", "so yes", "hm", 12),
+    ] {
+        let (text, thoughts, outcome) = parted(reply, || request("go")).await;
+        assert_eq!((text.as_str(), thoughts.as_str()), (content, reasoning));
+        assert_eq!(outcome.reason, FinishReason::Stop);
+        assert_eq!(outcome.usage.reasoning_tokens, reasoning_tokens);
+    }
+}
+
+#[tokio::test]
+async fn a_budget_that_ends_inside_a_thought_is_a_length_without_content() {
+    for max_tokens in [1, 5, 9, 12] {
+        let short = || {
+            let mut short = request("go");
+            short.stop.max_tokens = max_tokens;
+            short
+        };
+        let (text, thoughts, outcome) = parted("{thought\nand so on and on}yes", short).await;
+        assert_eq!(text, "");
+        assert_eq!(thoughts, "and so on"[..max_tokens.saturating_sub(9)]);
+        assert_eq!(outcome.reason, FinishReason::Length);
+        assert_eq!(outcome.usage.reasoning_tokens, max_tokens);
+    }
+}
+
+#[tokio::test]
+async fn stop_strings_end_the_reply_and_no_thought() {
+    let (text, thoughts, outcome) =
+        parted("{thought\nSTOP it}go ST{thought\nx}OP on", || stopping_at(&["STOP"])).await;
+    assert_eq!((text.as_str(), thoughts.as_str()), ("go ", "STOP itx"));
+    assert_eq!(outcome.reason, FinishReason::Stop);
+}
+
+#[tokio::test]
+async fn a_prompt_that_opened_the_channel_is_continued_in_it() {
+    let opened = || Request { prompt: marked("go{thought\n"), ..request("go") };
+    let (text, thoughts, _) = parted("hm}yes", opened).await;
+    assert_eq!((text.as_str(), thoughts.as_str()), ("yes", "hm"));
+    let closed = || Request { prompt: marked("go{thought\n}"), ..request("go") };
+    assert_eq!(parted("hm", closed).await.0, "hm");
+}
+
+#[tokio::test]
+async fn where_channels_are_not_asked_for_all_text_is_the_reply() {
+    let plain = || Request { channels: false, ..request("go") };
+    let (text, thoughts, outcome) = parted("{thought\nhm}yes", plain).await;
+    assert_eq!((text.as_str(), thoughts.as_str()), ("thought\nhmyes", ""));
+    assert_eq!(outcome.usage.reasoning_tokens, 0);
 }

@@ -57,3 +57,35 @@ fn what_is_missing_or_not_understood_is_named() {
     let error = read(&begin(4).key("tokenizer.ggml.merges", ARRAY).u32(I32).u64(0)).unwrap_err();
     assert!(error.contains("tokenizer.ggml.merges"), "{error}");
 }
+
+/// Files made for other servers let the markers of chats print; they are control tokens all the same.
+#[test]
+fn gemmas_own_kind_is_read_and_its_markers_are_nobodys_to_write() {
+    let tokens = [
+        "<pad>",
+        "<eos>",
+        "<bos>",
+        "a",
+        "b",
+        "ab",
+        "\u{2581}",
+        "\u{2581}ab",
+        "<|channel>",
+        "<channel|>",
+        "<turn|>",
+    ];
+    let bytes = Bytes::header(3, 0, 7).key("tokenizer.ggml.model", STRING).string("gemma4");
+    let bytes = types(strings(bytes, "tokenizer.ggml.tokens", &tokens), &[3, 3, 3, 1, 1, 1, 1, 1, 4, 4, 3]);
+    let bytes = strings(bytes, "tokenizer.ggml.merges", &["a b", "\u{2581} ab"]);
+    let bytes = bytes.key("tokenizer.ggml.bos_token_id", U32).u32(2);
+    let bytes = bytes.key("tokenizer.ggml.eos_token_id", U32).u32(1);
+    let bytes = bytes.key("tokenizer.ggml.add_space_prefix", BOOL).raw(&[0]);
+    let tokenizer = Tokenizer::new(read(&bytes).unwrap()).unwrap();
+    assert_eq!(tokenizer.encode("ab ab", Specials::Text), [5, 7]);
+    assert_eq!(tokenizer.encode("<|channel>ab", Specials::Parse), [8, 5]);
+    assert!(!tokenizer.encode("<|channel>ab", Specials::Text).contains(&8));
+    assert_eq!(tokenizer.decode(&[8, 5, 7, 9]), "ab ab");
+    assert_eq!(tokenizer.channel().map(|channel| (channel.open, channel.close)), Some((8, 9)));
+    assert_eq!(tokenizer.eos_ids(), [1, 10]);
+    assert!(tokenizer.adds_bos());
+}

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use axe::config::{Config, Override};
-use axe::decode::{Backend, BackendError, Generation, Memory, Sampling, Step};
+use axe::decode::{Backend, BackendError, DenoisingStats, Generation, Memory, Sampling, Step};
 use axe::engine::{
     Engine, EngineHandle, Event, Events, FinishReason, Loaded, Model, ModelKind, Options, State, Usage,
 };
@@ -46,14 +46,64 @@ pub fn say(text: &str) -> Vec<Step> {
     bytes(text).into_iter().chain([EOS]).map(|token| Step::Commit(vec![token])).collect()
 }
 
+/// Opens the thinking channel, on a thinking stage.
+pub const OPEN: u32 = 260;
+/// Closes it.
+pub const CLOSE: u32 = 261;
+/// Ends a reply besides [`EOS`], on a thinking stage.
+pub const HAND_OVER: u32 = 262;
+/// Prints nothing and ends nothing, on a thinking stage.
+pub const SILENT: u32 = 263;
+
+/// A template that can make the model think.
+pub const THINKING_TEMPLATE: &str = "{% if enable_thinking %}[think]{% endif %}\
+    {% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]\
+    {% if not enable_thinking %}<|channel>thought\n<channel|>{% endif %}";
+
+/// A canvas of the scripted diffusion model.
+pub const CANVAS: usize = 256;
+
+/// The tokens of a text in which `{` opens the thinking channel, `}` closes it and `~` prints nothing.
+pub fn marked(text: &str) -> Vec<u32> {
+    let token = |token: u32| match token.checked_sub(3).and_then(|byte| u8::try_from(byte).ok()) {
+        Some(b'{') => OPEN,
+        Some(b'}') => CLOSE,
+        Some(b'~') => SILENT,
+        _ => token,
+    };
+    bytes(text).into_iter().map(token).collect()
+}
+
+/// Canvases of `width` that end up as `tokens`, filled up with end tokens. Each takes as many steps as `drafts` says
+/// for it (the last number for all others), each of them a draft; then it is committed whole.
+pub fn canvases(tokens: &[u32], width: usize, drafts: &[usize]) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for (place, canvas) in tokens.chunks(width).enumerate() {
+        let mut canvas = canvas.to_vec();
+        canvas.resize(width, EOS);
+        for step in 0..*drafts.get(place).or(drafts.last()).unwrap() {
+            steps.push(Step::Draft { tokens: vec![3 + step as u32; width], entropy: vec![0.5; width] });
+        }
+        steps.push(Step::Commit(canvas));
+    }
+    steps
+}
+
 /// A vocabulary where every byte is a token, besides the unknown, begin and end tokens and a loud one.
 pub fn tokenizer() -> Tokenizer {
+    tokenizer_with(&[])
+}
+
+/// As [`tokenizer`], with more control tokens at the end.
+fn tokenizer_with(control: &[&str]) -> Tokenizer {
     let mut names = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
     names.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
     let mut kinds = vec![TokenKind::Unknown, TokenKind::Control, TokenKind::Control];
     kinds.extend([TokenKind::Byte; 256]);
     names.push("z".repeat(LOUD_BYTES));
     kinds.push(TokenKind::Normal);
+    names.extend(control.iter().map(|&name| name.to_owned()));
+    kinds.resize(names.len(), TokenKind::Control);
     let vocabulary = Vocabulary {
         model: "llama".to_owned(),
         scores: vec![0.0; names.len()],
@@ -85,6 +135,8 @@ pub struct Script {
     gate: Option<Gate>,
     /// Time a step takes.
     pace: Duration,
+    /// Whether drafts count as denoising steps and commits as canvases.
+    denoises: bool,
     /// Steps done in all.
     pub steps: AtomicUsize,
     /// Prompts started, with their sampling.
@@ -108,6 +160,7 @@ impl Script {
             trouble: None,
             gate: None,
             pace: Duration::ZERO,
+            denoises: false,
             steps: AtomicUsize::new(0),
             started: Mutex::default(),
             ended: AtomicUsize::new(0),
@@ -142,6 +195,12 @@ impl Script {
 
     pub fn pace(mut self, step: Duration) -> Self {
         self.pace = step;
+        self
+    }
+
+    /// Plays a model that denoises: drafts are steps, commits are canvases.
+    pub fn denoises(mut self) -> Self {
+        self.denoises = true;
         self
     }
 
@@ -197,7 +256,15 @@ impl Backend for Scripted {
         let script = &*self.0;
         script.started.lock().unwrap().push((prompt.to_vec(), sampling.clone()));
         let play = (script.play)(prompt).into_iter();
-        Ok(Box::new(Playing { script, total: prompt.len(), done: 0, play: Box::new(play), steps: 0 }))
+        Ok(Box::new(Playing {
+            script,
+            total: prompt.len(),
+            done: 0,
+            play: Box::new(play),
+            steps: 0,
+            denoised: DenoisingStats::default(),
+            open: false,
+        }))
     }
 
     fn context_length(&self) -> usize {
@@ -215,6 +282,20 @@ struct Playing<'a> {
     done: usize,
     play: Box<dyn Iterator<Item = Step>>,
     steps: usize,
+    denoised: DenoisingStats,
+    /// Whether the last step left a canvas unfinished.
+    open: bool,
+}
+
+impl Playing<'_> {
+    fn count(&mut self, step: &Step) {
+        if let Step::Draft { tokens, .. } = step {
+            self.denoised.steps += 1;
+            self.denoised.accepted.push(tokens.len() as u32);
+            self.denoised.canvases += usize::from(!self.open);
+        }
+        self.open = matches!(step, Step::Draft { .. });
+    }
 }
 
 impl Generation for Playing<'_> {
@@ -234,11 +315,17 @@ impl Generation for Playing<'_> {
             self.done = (self.done + self.script.prefill_chunk).min(self.total);
             return Ok(Step::Prefill { done: self.done, total: self.total });
         }
-        self.play.next().ok_or_else(|| "the script is at its end".into())
+        let step = self.play.next().ok_or("the script is at its end")?;
+        self.count(&step);
+        Ok(step)
     }
 
     fn cached_tokens(&self) -> usize {
         1
+    }
+
+    fn denoising(&self) -> Option<DenoisingStats> {
+        self.script.denoises.then(|| self.denoised.clone())
     }
 }
 
@@ -261,13 +348,23 @@ impl Stage {
     }
 
     pub fn with_template(script: Script, queue_capacity: usize, template: Option<&str>) -> Self {
+        let template = template.map(str::to_owned);
+        Self::with(script, queue_capacity, move |backend| loaded(backend, template.as_deref()))
+    }
+
+    /// An engine over a model that can think; one that denoises if the script does.
+    pub fn thinking(script: Script, queue_capacity: usize) -> Self {
+        Self::with(script, queue_capacity, thinker)
+    }
+
+    fn with(
+        script: Script,
+        queue_capacity: usize,
+        load: impl FnOnce(Scripted) -> Loaded + Send + 'static,
+    ) -> Self {
         let script = Arc::new(script);
         let backend = Scripted(Arc::clone(&script));
-        let template = template.map(str::to_owned);
-        let engine =
-            Engine::spawn(move |_| Ok(loaded(backend, template.as_deref())), Options { queue_capacity })
-                .unwrap()
-                .handle();
+        let engine = Engine::spawn(move |_| Ok(load(backend)), Options { queue_capacity }).unwrap().handle();
         let mut state = engine.watch();
         futures::executor::block_on(state.wait_for(|state| *state == State::Ready)).unwrap();
         Self { engine, script }
@@ -299,6 +396,18 @@ pub fn loaded(backend: impl Backend + 'static, template: Option<&str>) -> Loaded
     Loaded { backend: Box::new(backend), model }
 }
 
+/// A model that can think around a script; one that denoises if the script does.
+fn thinker(backend: Scripted) -> Loaded {
+    let tokenizer = tokenizer_with(&["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"]);
+    let template = Some(ChatTemplate::new(THINKING_TEMPLATE, &tokenizer).unwrap());
+    let kind = match backend.0.denoises {
+        true => ModelKind::BlockDiffusion { canvas: CANVAS, max_steps: 48 },
+        false => ModelKind::Causal,
+    };
+    let Loaded { backend, model } = loaded(backend, None);
+    Loaded { backend, model: Model { kind, tokenizer, template, ..model } }
+}
+
 /// A configuration from TOML text.
 pub fn config(toml: &str) -> Config {
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -327,6 +436,12 @@ impl Server {
         let capacity = config.server.queue_capacity;
         let stage = tokio::task::spawn_blocking(move || Stage::ready(script, capacity)).await.unwrap();
         Self::over(stage, &config).await
+    }
+
+    /// Serves `script` as a model that can think, with the configuration `toml`.
+    pub async fn thinking(script: Script, toml: &str) -> Self {
+        let stage = tokio::task::spawn_blocking(move || Stage::thinking(script, 4)).await.unwrap();
+        Self::over(stage, &config(toml)).await
     }
 
     /// Serves an engine that is there already.
