@@ -32,6 +32,7 @@ fn load(checkpoint: &DiffusionCheckpoint, rows: usize) -> DiffusionGemma {
     let options = DiffusionOptions {
         context: 256,
         rows,
+        vocabulary: None,
         cache: CacheKind::F32,
         cache_dir: None,
         experts: ExpertWeights::AsStored,

@@ -8,8 +8,8 @@ use axe::config::Config;
 use axe::device::{Arg, Buffer, Device, Launch, Purpose};
 use axe::ops::{
     ATTENTION_START, Activation, Attention, Cache, CacheKind, CombineInput, Experts, Finish, Format, Kernels,
-    Matrix, Output, Pairing, Peak, ROTATE_START, ROW_MULTIPLE, Rotation, Routing, RowInput, STRIDE_MULTIPLE, TILE,
-    round_up, seconds,
+    Matrix, Output, Pairing, Peak, ROTATE_START, ROW_MULTIPLE, Rotation, Routing, RowInput, STRIDE_MULTIPLE,
+    TILE, round_up, seconds,
 };
 use clap::Args;
 

@@ -89,10 +89,14 @@ pub fn run(options: &Options) -> Result<()> {
         Kind::W4Directory(_) | Kind::HfDirectory(_) => None,
     };
     match (causal, &options.canvas) {
-        (Some(_), Some(_)) => bail!("{} is a causal model: it has no canvas (--canvas)", options.model.display()),
+        (Some(_), Some(_)) => {
+            bail!("{} is a causal model: it has no canvas (--canvas)", options.model.display())
+        }
         (Some(gguf), None) => causal::run(options, &config, gguf),
         (None, Some(canvas)) => diffusion::run(options, &config, &canvas.0),
-        (None, None) => bail!("{} is a diffusion model: give the ids of a canvas (--canvas)", options.model.display()),
+        (None, None) => {
+            bail!("{} is a diffusion model: give the ids of a canvas (--canvas)", options.model.display())
+        }
     }
 }
 

@@ -19,7 +19,9 @@ pub(super) fn run(options: &Options, config: &Config, canvas: &[u32]) -> Result<
     let ids = lists.concat();
     let rows = lists.iter().map(Vec::len).max().unwrap_or(1);
     if rows > MOST_ROWS {
-        bail!("a list of {rows} ids is more than the {MOST_ROWS} of one pass: cut it in several (--ids a --ids b)");
+        bail!(
+            "a list of {rows} ids is more than the {MOST_ROWS} of one pass: cut it in several (--ids a --ids b)"
+        );
     }
     let (mut model, _) = axe::load::open_diffusion(config, &options.model, Some(ids.len()), Some(rows))
         .map_err(anyhow::Error::from_boxed)?;
