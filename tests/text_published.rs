@@ -1,13 +1,15 @@
 //! Tokenizers and templates of Hugging Face directories: golden ids, golden prompts, replies with thoughts.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail the test that calls them")]
 
-#[allow(dead_code, reason = "shared with the other tests of the text room")]
 mod text_support;
 
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use axe::load::published_text;
 use axe::text::{ChatInput, ChatTemplate, Parts, ReplyText, Specials, Tokenizer};
+use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use text_support::{Case, fixture};
@@ -88,7 +90,7 @@ fn gemma_3_gives_the_ids_of_the_published_tokenizer() {
 #[ignore = "needs AXE_GEMMA3_TOKENIZER, a folder with the whole tokenizer, and in it cases.json"]
 fn the_whole_gemma_3_gives_the_ids_of_the_published_tokenizer() {
     let folder = PathBuf::from(std::env::var_os("AXE_GEMMA3_TOKENIZER").unwrap());
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     let tokenizer = Tokenizer::new(published_text(&folder, None).unwrap().vocabulary).unwrap();
     println!("read in {:?}", start.elapsed());
     let cases: Vec<Case> =
@@ -218,4 +220,34 @@ fn what_is_missing_or_broken_is_named() {
     let folder = folder(&[]);
     std::fs::write(folder.path().join("chat_template.jinja"), b"\xff").unwrap();
     assert!(error(folder.path()).contains("UTF-8"));
+}
+
+static TINY_TOKENS: LazyLock<Tokenizer> = LazyLock::new(|| read(TINY, Some(&ENDS)).0);
+
+proptest! {
+    #[test]
+    fn any_text_round_trips(text in any::<String>().prop_filter("▁ stands for a space", |text| !text.contains('▁'))) {
+        prop_assert_eq!(TINY_TOKENS.decode(&TINY_TOKENS.encode(&text, Specials::Text)), text);
+    }
+
+    #[test]
+    fn prose_with_markers_round_trips_and_names_none(
+        text in "([a-z]{1,8}| |\n|<\\|channel>|<turn\\|>|<bos>|<0x0A>|é|世|👍|[0-9]){0,40}",
+    ) {
+        let ids = TINY_TOKENS.encode(&text, Specials::Text);
+        prop_assert_eq!(TINY_TOKENS.decode(&ids), text);
+        prop_assert!(!ids.iter().any(|id| *id < 5 || (46..107).contains(id)));
+    }
+}
+
+/// Text is one chain of symbols however long it is; a loop whose time grows with the square would take minutes.
+#[test]
+fn long_text_is_encoded_in_time() {
+    for unit in ["a", " ", "the ", "\n", "👍", "<|channel>", "▁", "e\u{301}"] {
+        let text = unit.repeat((1 << 18) / unit.len());
+        let start = Instant::now();
+        let ids = TINY_TOKENS.encode(&text, Specials::Text);
+        let took = start.elapsed();
+        assert!(took < Duration::from_secs(20), "{unit:?}: {} tokens took {took:?}", ids.len());
+    }
 }
