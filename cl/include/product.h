@@ -1,11 +1,11 @@
 // The product of many rows and a pair of tiles, for one weight format: what `matmul` and the experts share. A row's
 // result is made group by group in the same order whatever rows are beside it.
 
-// ROWS rows at once, so that a column of codes is loaded once for all of them: as many as the device's registers hold.
+// Up to ROWS rows at once, 8 or 3, so that a column of codes is loaded once for all of them: as many as the device's
+// registers hold.
 #ifndef ROWS
 #define ROWS 8
 #endif
-#define ROW_BLOCK 64 // rows that one work-item takes through a pair of tiles
 
 // R rows of one group: adds their share to results[2 * R]. x: [R][32] f32, sums: 1 per row and scale group,
 // sum_stride apart.
@@ -33,14 +33,16 @@
     }
 ROWS_OF_GROUP(1)
 ROWS_OF_GROUP(2)
-#if ROWS > 4
-ROWS_OF_GROUP(4)
-ROWS_OF_GROUP(8)
-#else
 ROWS_OF_GROUP(3)
+#if ROWS > 3
+ROWS_OF_GROUP(4)
+ROWS_OF_GROUP(5)
+ROWS_OF_GROUP(6)
+ROWS_OF_GROUP(7)
+ROWS_OF_GROUP(8)
 #endif
 
-// `count` rows, at most ROW_BLOCK, through two tiles: results[2 * count], both tiles' results of a row side by side. Each
+// `count` rows through two tiles: results[2 * count], both tiles' results of a row side by side. Each
 // tile is unpacked once. x and sums: the first of them among the `rows` rows that pack_rows wrote as packed
 // [packed_groups][rows][32], packed_groups >= groups, and sums [packed_groups][rows], then [packed_groups][2][rows] for
 // formats with 16-column scales.
@@ -68,16 +70,26 @@ inline void rows_through_pair(global const uchar* first, global const uchar* sec
 #else
         global const float* sg = sums + (size_t)g * rows;
 #endif
+        // Dealt out evenly: a few rows alone would leave the multipliers waiting for each other.
+#define TAKE(R)                                                                                                       \
+    case R:                                                                                                           \
+        rows_of_group_##R(codes, scale0, scale1, offset0, offset1, xg + r * GROUP, sg + r, rows, results + 2 * r);    \
+        r += R;                                                                                                       \
+        break;
         int r = 0;
-#define TAKE(R) \
-    rows_of_group_##R(codes, scale0, scale1, offset0, offset1, xg + r * GROUP, sg + r, rows, results + 2 * r), r += R
-#if ROWS > 4
-        while (r + 8 <= count) TAKE(8);
-        if (r + 4 <= count) TAKE(4);
-#else
-        while (r + 3 <= count) TAKE(3);
+        for (int parts = (count + ROWS - 1) / ROWS; parts > 0; parts--) {
+            switch ((count - r) / parts) {
+                TAKE(1)
+                TAKE(2)
+                TAKE(3)
+#if ROWS > 3
+                TAKE(4)
+                TAKE(5)
+                TAKE(6)
+                TAKE(7)
+                TAKE(8)
 #endif
-        if (r + 2 <= count) TAKE(2);
-        if (r < count) TAKE(1);
+            }
+        }
     }
 }
