@@ -16,12 +16,12 @@ EXPLICIT_VECTOR kernel void expert_gate_up(global const uchar* weights, global c
     const size_t step = tile_bytes(groups);
     global const float* block_x = x + (size_t)block.y * packed_groups * GROUP;
     global const float* block_sums = sums + (size_t)block.y * packed_groups * 3;
-    float16 columns[2][ROW_BLOCK];
+    float16 columns[2][SLOT_BLOCK];
     for (int half_group = 0; half_group < 2; half_group++) {
         const int pair = 2 * g + half_group;
         if (pair < pairs) {
             global const uchar* gate = weights + ((size_t)block.x * pairs + pair) * 2 * step;
-            float16 results[2 * ROW_BLOCK];
+            float16 results[2 * SLOT_BLOCK];
             rows_through_pair(gate, groups, packed_groups, block_x, block_sums, count, count, results);
             for (int r = 0; r < count; r++)
                 columns[half_group][r] = flush_tiny(gated(finish, results[2 * r], results[2 * r + 1]));
@@ -43,7 +43,7 @@ EXPLICIT_VECTOR kernel void expert_down(global const uchar* weights, global cons
     if (count == 0) return;
     const size_t step = tile_bytes(groups);
     global const uchar* first = weights + ((size_t)block.x * pairs + pair) * 2 * step;
-    float16 results[2 * ROW_BLOCK];
+    float16 results[2 * SLOT_BLOCK];
     rows_through_pair(first, groups, packed_groups, x + (size_t)block.y * packed_groups * GROUP,
                       sums + (size_t)block.y * packed_groups * 3, count, count, results);
     for (int r = 0; r < count; r++) {

@@ -73,6 +73,8 @@ EXPLICIT_VECTOR kernel void matvec(global const uchar* weights, global const flo
     }
 }
 
+#define ROW_BLOCK 64 // rows that one work-item takes through a pair of tiles
+
 // Many rows. x, sums: packed activations as pack_rows writes them. y, other: f32, `stride` values a row, from `y_at` on.
 // Global size: pairs x row blocks.
 EXPLICIT_VECTOR kernel void matmul(global const uchar* weights, global const float* x, global const float* sums,

@@ -1,11 +1,9 @@
 // A mixture of experts around its products (experts.cl): the choice of experts, the way of rows to them and back.
 //
 // Each row goes to `top` experts. A *slot* is one row at one of its experts; slots are sorted by expert, and inside an
-// expert by row. A *block* is a run of at most ROW_BLOCK slots of one expert: {expert, first slot, slots}; unused blocks
+// expert by row. A *block* is a run of at most SLOT_BLOCK slots of one expert: {expert, first slot, slots}; unused blocks
 // have no slots. Packed activations of experts are those of pack_rows for each block by itself, one block after the other:
 // the kernels' reads stay together however many rows a pass has.
-
-#define ROW_BLOCK 64 // as in product.h
 
 // The experts of each row and their weights. scores: f32 [rows][stride], the router's logits. chosen: i32 [rows][top], by
 // falling score, the lower index first among equals; weights: their softmax over all experts, divided by the sum of the
@@ -45,11 +43,11 @@ EXPLICIT_VECTOR kernel void sort_rows(global const int* chosen, global int* plac
     for (int i = 0; i < slots; i++) ends[clamp(chosen[i], 0, experts - 1)]++;
     int slot = 0, block = 0;
     for (int e = 0; e < experts; e++) {
-        const int count = ends[e], parts = (count + ROW_BLOCK - 1) / ROW_BLOCK;
+        const int count = ends[e], parts = (count + SLOT_BLOCK - 1) / SLOT_BLOCK;
         ends[e] = slot; // for now where the expert's next slot is
         if (parts == 0) continue;
         const int even = (count + parts - 1) / parts;
-        const int each = min(ROW_BLOCK, (even + unit - 1) / unit * unit);
+        const int each = min(SLOT_BLOCK, (even + unit - 1) / unit * unit);
         for (int left = count; left > 0; left -= each, block++) {
             const int size = min(each, left);
             blocks[block] = (int4)(e, slot, size, 0);

@@ -30,7 +30,7 @@ pub use vocabulary::{PublishedText, published_text, vocabulary};
 const DEFAULT_CONTEXT: usize = 8192;
 /// Prompt tokens in one pass when the configuration does not say: enough rows to make a pass compute-bound, few enough
 /// to cancel soon.
-const DEFAULT_CHUNK: usize = 256;
+pub const DEFAULT_CHUNK: usize = 256;
 
 /// Which device the configuration means.
 pub fn selector(config: &DeviceConfig) -> DeviceSelector {

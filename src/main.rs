@@ -36,6 +36,8 @@ enum Command {
     Devices(commands::devices::Options),
     /// Quantise the experts of a DiffusionGemma checkpoint to 4 bits.
     Convert(commands::convert::Options),
+    /// Time a diffusion model's passes.
+    BenchDenoise(commands::bench_denoise::Options),
     /// Time every kernel against what the device can do at best.
     BenchOps(commands::bench_ops::Options),
 }
@@ -106,6 +108,7 @@ fn main() -> ExitCode {
         Command::Detokenize(options) => commands::detokenize::run(&options),
         Command::Devices(options) => commands::devices::run(&options),
         Command::Convert(options) => commands::convert::run(&options),
+        Command::BenchDenoise(options) => commands::bench_denoise::run(&options),
         Command::BenchOps(options) => commands::bench_ops::run(&options),
     };
     match outcome {

@@ -509,9 +509,9 @@ fn runs_of_an_expert_are_cut_into_blocks() {
     let (device, kernels) = open();
     // One expert for all, on and around the size of a block; and few experts with long runs.
     let shapes: &[(usize, usize, usize)] = if simulated() {
-        &[(1, 1, 65)]
+        &[(1, 1, 129)]
     } else {
-        &[(1, 1, 63), (1, 1, 64), (1, 1, 65), (1, 1, 129), (2, 2, 190), (3, 2, 256), (17, 8, 256)]
+        &[(1, 1, 64), (1, 1, 127), (1, 1, 128), (1, 1, 129), (2, 2, 190), (3, 2, 256), (17, 8, 256)]
     };
     for &(experts, top, rows) in shapes {
         for format in [Format::W4, Format::Q6K, Format::Bf16] {

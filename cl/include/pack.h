@@ -1,6 +1,10 @@
 // How activations are packed for products of many rows: packed [groups][rows][32]; sums [groups][rows] over 32 columns,
 // then [groups][2][rows] over 16.
 
+// The most slots in a block of an expert's (moe.cl). More than a block of matmul's: experts are few rows each, and cutting
+// them leaves less for a tile that has been unpacked.
+#define SLOT_BLOCK 128
+
 // Columns 32 * g and on of row `row` of `rows`: a and b are the 32 values.
 inline void pack_group(float16 a, float16 b, global float* packed, global float* sums, int g, int groups, int row,
                        int rows) {

@@ -1,7 +1,7 @@
 // Products of many rows and tiles, group by group. Every kernel that multiplies packed rows adds a row's products
 // through these lines, so their results are the same bits, however many rows or tiles it takes at a time.
 
-// ROWS rows at once, so that a column of codes is loaded once for all of them: as many as the device's registers hold.
+// Up to ROWS rows at once, 8 or 3, so that a column of codes is loaded once for all of them: as many as the device's registers hold.
 #ifndef ROWS
 #define ROWS 8
 #endif
@@ -59,35 +59,38 @@ inline global const float* group_sums(global const float* sums, int packed_group
         }                                                                                                             \
     }
 
-// `count` rows of one group and T tiles, as many at once as there are registers for.
+// `count` rows of one group and T tiles, dealt out evenly over as few turns as there are registers for: a few rows alone
+// would leave the multipliers waiting for each other.
 #define TAKE_ROWS(T, R)                                                                                               \
-    rows_of_group_##T##_##R(codes, scales, offsets, x + r * GROUP, sums + r, sum_stride, results + r * T), r += R
-#if ROWS > 4
-#define ADD_ROWS(T)                                                                                                   \
-    ROWS_OF_GROUP(T, 1)                                                                                               \
-    ROWS_OF_GROUP(T, 2)                                                                                               \
-    ROWS_OF_GROUP(T, 4)                                                                                               \
-    ROWS_OF_GROUP(T, 8)                                                                                               \
+    case R:                                                                                                           \
+        rows_of_group_##T##_##R(codes, scales, offsets, x + r * GROUP, sums + r, sum_stride, results + r * T);        \
+        r += R;                                                                                                       \
+        break;
+#define DEAL_ROWS(T, CASES)                                                                                           \
     inline void add_rows_##T(const float16* codes, const float16* scales, const float16* offsets,                     \
                              global const float* x, global const float* sums, int sum_stride, int count,              \
                              float16* results) {                                                                      \
         int r = 0;                                                                                                    \
-        while (r + 8 <= count) TAKE_ROWS(T, 8);                                                                       \
-        if (r + 4 <= count) TAKE_ROWS(T, 4);                                                                          \
-        if (r + 2 <= count) TAKE_ROWS(T, 2);                                                                          \
-        if (r < count) TAKE_ROWS(T, 1);                                                                               \
+        for (int turns = (count + ROWS - 1) / ROWS; turns > 0; turns--) {                                             \
+            switch ((count - r) / turns) { CASES }                                                                    \
+        }                                                                                                             \
     }
+#if ROWS > 3
+#define ADD_ROWS(T)                                                                                                   \
+    ROWS_OF_GROUP(T, 1)                                                                                               \
+    ROWS_OF_GROUP(T, 2)                                                                                               \
+    ROWS_OF_GROUP(T, 3)                                                                                               \
+    ROWS_OF_GROUP(T, 4)                                                                                               \
+    ROWS_OF_GROUP(T, 5)                                                                                               \
+    ROWS_OF_GROUP(T, 6)                                                                                               \
+    ROWS_OF_GROUP(T, 7)                                                                                               \
+    ROWS_OF_GROUP(T, 8)                                                                                               \
+    DEAL_ROWS(T, TAKE_ROWS(T, 1) TAKE_ROWS(T, 2) TAKE_ROWS(T, 3) TAKE_ROWS(T, 4) TAKE_ROWS(T, 5) TAKE_ROWS(T, 6)      \
+                 TAKE_ROWS(T, 7) TAKE_ROWS(T, 8))
 #else
 #define ADD_ROWS(T)                                                                                                   \
     ROWS_OF_GROUP(T, 1)                                                                                               \
     ROWS_OF_GROUP(T, 2)                                                                                               \
     ROWS_OF_GROUP(T, 3)                                                                                               \
-    inline void add_rows_##T(const float16* codes, const float16* scales, const float16* offsets,                     \
-                             global const float* x, global const float* sums, int sum_stride, int count,              \
-                             float16* results) {                                                                      \
-        int r = 0;                                                                                                    \
-        while (r + 3 <= count) TAKE_ROWS(T, 3);                                                                       \
-        if (r + 2 <= count) TAKE_ROWS(T, 2);                                                                          \
-        if (r < count) TAKE_ROWS(T, 1);                                                                               \
-    }
+    DEAL_ROWS(T, TAKE_ROWS(T, 1) TAKE_ROWS(T, 2) TAKE_ROWS(T, 3))
 #endif

@@ -1,10 +1,8 @@
 // Many rows through a pair of tiles: what `matmul` and the experts share, on top of products.h.
 
-#define ROW_BLOCK 64 // rows that one work-item takes through a pair of tiles
-
 ADD_ROWS(2)
 
-// `count` rows, at most ROW_BLOCK, through two tiles: results[2 * count], both tiles' results of a row side by side. Each
+// `count` rows through two tiles: results[2 * count], both tiles' results of a row side by side. Each
 // tile is unpacked once. x and sums: the first of them among the `rows` rows that pack_rows wrote as packed
 // [packed_groups][rows][32], packed_groups >= groups, and sums [packed_groups][rows], then [packed_groups][2][rows] for
 // formats with 16-column scales.

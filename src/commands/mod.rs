@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
+pub mod bench_denoise;
 pub mod bench_ops;
 pub mod convert;
 pub mod denoise;

@@ -11,8 +11,8 @@ use super::matmul::{Activation, Finish, Matrix, RowInput, activate};
 use super::{ROW_MULTIPLE, STRIDE_MULTIPLE, TILE, round_up};
 use crate::device::{Arg, Buffer, Device, Launch, Purpose};
 
-/// Slots that one work-item takes; `ROW_BLOCK` in `cl/moe.cl` and `cl/include/product.h`.
-const ROW_BLOCK: usize = 64;
+/// Slots that one work-item takes; `SLOT_BLOCK` in `cl/include/pack.h`.
+const SLOT_BLOCK: usize = 128;
 
 /// Buffers that carry the rows of a pass to their experts and back.
 #[derive(Debug, Clone)]
@@ -80,7 +80,7 @@ impl Routing {
 /// However slots fall on experts, they make no more blocks: each expert with slots has at most one block that is not full.
 fn most_blocks(experts: usize, slots: usize) -> usize {
     let last = experts.min(slots);
-    last + (slots - last) / ROW_BLOCK
+    last + (slots - last) / SLOT_BLOCK
 }
 
 /// One projection of all experts: their matrices, one below the other in one buffer.

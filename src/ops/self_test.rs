@@ -519,7 +519,7 @@ struct Mixture {
 impl Mixture {
     const EXPERTS: usize = 4;
     const TOP: usize = 2;
-    const ROWS: usize = 70; // the favoured expert's rows need two blocks
+    const ROWS: usize = 132; // the favoured expert's rows need two blocks
     const SCALAR: f32 = 0.75;
     const EPSILON: f32 = 1e-5;
 

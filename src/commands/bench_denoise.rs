@@ -1,0 +1,166 @@
+//! `axed bench-denoise`
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use axe::config::Config;
+use axe::decode::Memory;
+use axe::model::diffusion_gemma::{
+    DenoiseStep, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, RowChoice,
+};
+use clap::Args;
+use serde_json::json;
+
+/// Time a diffusion model's passes: the encoder over a prompt, and denoising steps of a canvas.
+///
+/// Prompt and canvas are random ids. Steps after a canvas's first are conditioned on the step before, as most are; the
+/// first is not counted. With `device.profiling` in the configuration, each kernel's share follows.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The checkpoint.
+    #[arg(short, long, value_name = "PATH", env = "AXE_MODEL")]
+    pub model: PathBuf,
+    /// Tokens of the prompt.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub prompt: usize,
+    /// Denoising steps that are timed.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub steps: u32,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Configuration file, for device, cache and what becomes of plain experts [default: as for `serve`].
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// Loads the model and times it.
+pub fn run(options: &Options) -> Result<()> {
+    let config = Config::load(options.config.as_deref(), Vec::new())?;
+    axe::device::runtime::locate(config.device.threads)?;
+    let checkpoint = DiffusionCheckpoint::open(&options.model)?;
+    let trained = checkpoint.config()?;
+    let rows = config.device.prefill_chunk.unwrap_or(axe::load::DEFAULT_CHUNK);
+    let load = DiffusionOptions {
+        context: options.prompt.max(1),
+        rows,
+        vocabulary: None,
+        cache: config.device.kv_cache,
+        cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
+        experts: config.model.experts,
+    };
+    if options.prompt + trained.canvas > trained.context {
+        bail!("{} tokens and a canvas are more than the {} of the model", options.prompt, trained.context);
+    }
+    let device = axe::load::open_device(&config.device)?;
+    let began = Instant::now();
+    let mut model = DiffusionGemma::load(device, &checkpoint, &load, &mut |_| {})?;
+    let load_s = began.elapsed().as_secs_f64();
+    let prompt = ids(1, options.prompt, trained.vocabulary);
+    let encode_s = (0..3).map(|_| encode(&mut model, &prompt)).collect::<Result<Vec<_>>>()?;
+    let canvas = ids(2, trained.canvas, trained.vocabulary);
+    let mut step_s = Vec::new();
+    for step in 0..=options.steps {
+        let how = DenoiseStep {
+            first: step == 0,
+            temperature: 0.8,
+            seed: 7,
+            canvas: 0,
+            step,
+            greedy: false,
+            barred: Vec::new(),
+        };
+        let began = Instant::now();
+        let choices: Vec<RowChoice> = model.denoise(&canvas, prompt.len(), &how)?;
+        if step > 0 {
+            step_s.push(began.elapsed().as_secs_f64());
+        }
+        if choices.len() != canvas.len() {
+            bail!("the model answered {} rows of a canvas of {}", choices.len(), canvas.len());
+        }
+    }
+    let memory = Memory::of(model.device());
+    let (encode, step) = (median(encode_s), median(step_s));
+    let (peak, private) = (resident("VmHWM:")?, resident("RssAnon:")?);
+    super::to_stdout(|out| {
+        if options.json {
+            let result = json!({
+                "load_s": load_s,
+                "encode_s": encode,
+                "encode_tokens_per_s": options.prompt as f64 / encode,
+                "step_s": step,
+                "canvas": trained.canvas,
+                "device_bytes": memory.weights + memory.kv_cache + memory.scratch,
+                "weights_bytes": memory.weights,
+                "peak_resident_bytes": peak,
+                "private_bytes": private,
+            });
+            writeln!(out, "{result}")?;
+        } else {
+            let tokens = options.prompt;
+            writeln!(out, "load             {load_s:.2} s")?;
+            writeln!(
+                out,
+                "encode           {encode:.3} s ({tokens} tokens, {:.0} t/s)",
+                tokens as f64 / encode
+            )?;
+            writeln!(
+                out,
+                "denoising step   {step:.3} s ({} positions, median of {})",
+                trained.canvas, options.steps
+            )?;
+            let mib = |bytes: u64| bytes >> 20;
+            writeln!(
+                out,
+                "device memory    {} MiB weights, {} MiB cache, {} MiB scratch",
+                mib(memory.weights),
+                mib(memory.kv_cache),
+                mib(memory.scratch)
+            )?;
+            writeln!(out, "resident         {} MiB at most, {} MiB of it private", mib(peak), mib(private))?;
+        }
+        for time in model.device().profile()? {
+            let ms = time.total_ns as f64 / 1e6;
+            if ms > 0.0 && !options.json {
+                writeln!(
+                    out,
+                    "{ms:10.1} ms {:6} launches  {}: {}",
+                    time.launches, time.program, time.kernel
+                )?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Encodes the whole prompt from the start and waits; seconds.
+fn encode(model: &mut DiffusionGemma, prompt: &[u32]) -> Result<f64> {
+    let began = Instant::now();
+    let rows = model.rows();
+    for (part, tokens) in prompt.chunks(rows).enumerate() {
+        model.encode(tokens, part * rows)?;
+    }
+    model.device().finish()?;
+    Ok(began.elapsed().as_secs_f64())
+}
+
+/// Ids that are the same every time, all below `vocabulary`.
+fn ids(seed: u64, count: usize, vocabulary: usize) -> Vec<u32> {
+    (0..count).map(|row| axe::decode::diffusion::noise::initial(seed, 0, row, vocabulary)).collect()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// A line of this process's memory in bytes.
+fn resident(field: &str) -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    let kib =
+        line.and_then(|line| line.split_whitespace().next()).and_then(|number| number.parse::<u64>().ok());
+    Ok(kib.unwrap_or(0) << 10)
+}
