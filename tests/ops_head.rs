@@ -565,6 +565,17 @@ fn one_bad_weight_is_named_by_its_token() {
     }
 }
 
+/// The words of the generator's published test vector, by the reference.
+#[test]
+fn noise_comes_from_philox() {
+    for (i, word) in [0xd16c_fe09u32, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1].into_iter().enumerate() {
+        let token = 0x243f_6a88 * 4 + i as u32;
+        let found = head_noise(0x299f_31d0_a409_3822, 0x0370_7344, 0x1319_8a2e, 0x85a3_08d3, token);
+        let expected = -(-(-(f64::from(word) + 0.5) / 2f64.powi(32)).ln_1p()).ln();
+        assert!((found - expected).abs() < 1e-5, "word {i}: {found} for {expected}");
+    }
+}
+
 /// Tokens drawn over many seeds, canvases, steps and rows come as often as the softmax says.
 #[test]
 fn samples_follow_the_softmax() {
