@@ -555,7 +555,7 @@ fn one_bad_weight_is_named_by_its_token() {
         let case = plain_case(100, 40, 3);
         let mut setup = Setup::new(&device, &kernels, Format::F32, &case);
         let size = Format::F32.tile_bytes(case.hidden);
-        let row = vec![value; 1].iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
+        let row = value.to_le_bytes();
         let tile = &mut setup.tiles[bad_token / TILE * size..][..size];
         Format::F32.put_numbers(tile, bad_token % TILE, &row);
         device.write(&setup.table.buffer, 0, &setup.tiles).unwrap();
