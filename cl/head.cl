@@ -6,7 +6,7 @@
 // vocabulary is cut into HEAD_SLICES, which depend on its size alone; merge_head puts a row's slices together in their
 // order. What a row gets depends on that row alone.
 
-#define ROW_BLOCK 64    // rows that one work-item takes through a slice
+#define ROW_BLOCK 64       // rows that one work-item takes through a slice
 #define LEAST_SHARE -42.0f // e^this of the largest weight is too little to change a sum, for any vocabulary
 #define NO_SHARE -200.0f   // e^this is zero
 
@@ -76,14 +76,13 @@ inline int token_of(float16 first, float16 second, float top, int from) {
     return from + i;
 }
 
-#define LOW_PAIRS(a, b)                                                                                               \
-    (float16)(a.s0, b.s0, a.s1, b.s1, a.s4, b.s4, a.s5, b.s5, a.s8, b.s8, a.s9, b.s9, a.sc, b.sc, a.sd, b.sd)
-#define HIGH_PAIRS(a, b)                                                                                              \
-    (float16)(a.s2, b.s2, a.s3, b.s3, a.s6, b.s6, a.s7, b.s7, a.sa, b.sa, a.sb, b.sb, a.se, b.se, a.sf, b.sf)
-#define LOW_QUADS(a, b) (float16)(a.s01, b.s01, a.s45, b.s45, a.s89, b.s89, a.scd, b.scd)
-#define HIGH_QUADS(a, b) (float16)(a.s23, b.s23, a.s67, b.s67, a.sab, b.sab, a.sef, b.sef)
-#define EVEN_PARTS(a, b) (float16)(a.s0123, a.s89ab, b.s0123, b.s89ab)
-#define ODD_PARTS(a, b) (float16)(a.s4567, a.scdef, b.s4567, b.scdef)
+// Parts of two vectors: __builtin_shufflevector is one instruction where OpenCL's own spelling may become many.
+#define LOW_PAIRS(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
+#define HIGH_PAIRS(a, b) __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
+#define LOW_QUADS(a, b) __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+#define HIGH_QUADS(a, b) __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
+#define EVEN_PARTS(a, b) __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+#define ODD_PARTS(a, b) __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
 
 // Transposes a 16 x 16 square: in[i * in_stride] lane j goes to out[j * out_stride] lane i.
 inline void transpose(const float16* in, int in_stride, float16* out, int out_stride) {
@@ -206,14 +205,17 @@ inline int take_logits(float16* w, float* share, Part* part, int first, int voca
         part->best_token = token_of(c, d, best, first);
     }
     if (!greedy && best + MOST_NOISE >= part->drawn && best > -INFINITY) {
-        float16 noise[2];
-        gumbel_32(first, row, step, canvas, key0, key1, noise);
-        c += noise[0];
-        d += noise[1];
-        const float drawn = max_lanes(fmax(c, d));
-        if (drawn > part->drawn) {
-            part->drawn = drawn;
-            part->drawn_token = token_of(c, d, drawn, first);
+        // Noise is made only where it could win, which changes nothing.
+        uint16 words[2];
+        words_32(first, row, step, canvas, key0, key1, words);
+        if (best + most_noise(words) >= part->drawn) {
+            c += gumbel(words[0]);
+            d += gumbel(words[1]);
+            const float drawn = max_lanes(fmax(c, d));
+            if (drawn > part->drawn) {
+                part->drawn = drawn;
+                part->drawn_token = token_of(c, d, drawn, first);
+            }
         }
     }
 

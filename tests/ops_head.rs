@@ -555,13 +555,24 @@ fn one_bad_weight_is_named_by_its_token() {
         let case = plain_case(100, 40, 3);
         let mut setup = Setup::new(&device, &kernels, Format::F32, &case);
         let size = Format::F32.tile_bytes(case.hidden);
-        let row = vec![value; 1].iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
+        let row = value.to_le_bytes();
         let tile = &mut setup.tiles[bad_token / TILE * size..][..size];
         Format::F32.put_numbers(tile, bad_token % TILE, &row);
         device.write(&setup.table.buffer, 0, &setup.tiles).unwrap();
         for row in setup.head(0, case.rows, &setup.plan(), true).rows {
             assert_eq!(row.bad, 1 + bad_token as i32, "{value}");
         }
+    }
+}
+
+/// The words of the generator's published test vector, by the reference.
+#[test]
+fn noise_comes_from_philox() {
+    for (i, word) in [0xd16c_fe09u32, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1].into_iter().enumerate() {
+        let token = 0x243f_6a88 * 4 + i as u32;
+        let found = head_noise(0x299f_31d0_a409_3822, 0x0370_7344, 0x1319_8a2e, 0x85a3_08d3, token);
+        let expected = -(-(-(f64::from(word) + 0.5) / 2f64.powi(32)).ln_1p()).ln();
+        assert!((found - expected).abs() < 1e-5, "word {i}: {found} for {expected}");
     }
 }
 

@@ -1,5 +1,7 @@
 //! `axed bench-ops`
 
+mod head;
+
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -128,6 +130,7 @@ fn measure(options: &Options) -> Result<()> {
     for format in [Format::W4, Format::Bf16] {
         bench.mixture(&MIXTURE, format)?;
     }
+    head::measure(&bench)?;
     Ok(())
 }
 
@@ -141,6 +144,15 @@ impl Bench<'_> {
     /// Times `launches` and prints the line of one of them.
     fn line(&self, name: &str, launches: &[Launch], bytes: f64, operations: f64) -> Result<()> {
         let time = seconds(&self.device, launches, self.rounds)? / launches.len() as f64;
+        self.print(name, time, bytes, operations)
+    }
+
+    /// Times `launches` that make one op together, and prints their line.
+    fn group(&self, name: &str, launches: &[Launch], bytes: f64, operations: f64) -> Result<()> {
+        self.print(name, seconds(&self.device, launches, self.rounds)?, bytes, operations)
+    }
+
+    fn print(&self, name: &str, time: f64, bytes: f64, operations: f64) -> Result<()> {
         let (read, computed) = (bytes / time, operations / time);
         writeln!(
             std::io::stdout(),

@@ -303,9 +303,14 @@ pub fn self_test_head(device: &Device, kernels: &Kernels, format: Format) -> Res
         }
     }
 
-    let input = RowInput { rows: &x, at: 0, branch: None, norm: None, n: hidden, stride, epsilon: 0.0 };
+    // Rows of a length that gives logits of all sizes below the cap.
+    let norm = vec![0.05f32; stride];
+    let norm_buffer = upload(device, &norm)?;
+    let input =
+        RowInput { rows: &x, at: 0, branch: None, norm: Some(&norm_buffer), n: hidden, stride, epsilon: 0.0 };
     let (packed, sums) = (poisoned(device, ROWS * stride)?, poisoned(device, ROWS * stride / 32 * 3)?);
     device.enqueue(&kernels.pack_rows(device, &input, ROWS, &packed, &sums)?)?;
+    let norm: Vec<f64> = norm.iter().take(hidden).map(|&v| f64::from(v)).collect();
     let width = super::round_up(VOCABULARY, ROW_MULTIPLE);
     let logits = poisoned(device, ROWS * width)?;
     let options = HeadOptions { softcap: 30.0, vocabulary: VOCABULARY, scale: (hidden as f32).sqrt() };
@@ -339,10 +344,11 @@ pub fn self_test_head(device: &Device, kernels: &Kernels, format: Format) -> Res
         f64::from(format.weight(&tiles[token / TILE * size..][..size], token % TILE, column))
     };
     for (row, found) in results.iter().enumerate() {
+        let row_values: Vec<f64> = rows[row * stride..][..hidden].iter().map(|&v| f64::from(v)).collect();
+        let (_, normed) = prepare_reference(&row_values, None, Some(&norm), 0.0);
         let capped: Vec<f64> = (0..VOCABULARY)
             .map(|token| {
-                let dot: f64 =
-                    (0..hidden).map(|i| weight(token, i) * f64::from(rows[row * stride + i])).sum();
+                let dot: f64 = normed.iter().enumerate().map(|(i, v)| weight(token, i) * v).sum();
                 30.0 * (dot / 30.0).tanh()
             })
             .collect();
