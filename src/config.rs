@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-use crate::model::diffusion_gemma::ExpertWeights;
+use crate::model::diffusion_gemma::{DenseWeights, ExpertWeights};
 use crate::ops::CacheKind;
 use source::Sources;
 pub use source::{Origin, Override};
@@ -155,6 +155,8 @@ pub struct ModelConfig {
     pub context_length: Option<usize>,
     /// What becomes of plain expert weights of a Hugging Face directory.
     pub experts: ExpertWeights,
+    /// What becomes of its other plain matrices.
+    pub dense: DenseWeights,
 }
 
 impl ModelConfig {
@@ -380,6 +382,15 @@ fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
         {
             "as-stored" => ExpertWeights::AsStored,
             _ => ExpertWeights::Quantised,
+        },
+        dense: match s
+            .checked("model.dense", "as-stored".to_owned(), "as-stored or q8", |kind| {
+                ["as-stored", "q8"].contains(&kind.as_str())
+            })?
+            .as_str()
+        {
+            "q8" => DenseWeights::Quantised,
+            _ => DenseWeights::AsStored,
         },
     })
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use axe::checkpoint::gguf::Gguf;
 use axe::model::diffusion_gemma::{
-    DenoiseStep, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, ExpertWeights,
+    DenoiseStep, DenseWeights, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, ExpertWeights,
 };
 use axe::ops::CacheKind;
 use safetensors::SafeTensors;
@@ -36,6 +36,7 @@ fn load(checkpoint: &DiffusionCheckpoint, rows: usize) -> DiffusionGemma {
         cache: CacheKind::F32,
         cache_dir: None,
         experts: ExpertWeights::AsStored,
+        dense: DenseWeights::AsStored,
     };
     DiffusionGemma::load(support::device(), checkpoint, &options, &mut |_| {}).unwrap()
 }

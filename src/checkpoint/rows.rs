@@ -68,6 +68,8 @@ pub enum Encoding {
         /// Columns that share a scale: a multiple of 64.
         group: usize,
     },
+    /// Plain numbers of that type (F32, F16 or BF16), to be quantised on the way to the device to 8 bits, as Q8_0.
+    ToQ8(GgmlType),
 }
 
 /// Rows of a matrix in a mapped file.
@@ -95,7 +97,9 @@ impl Rows {
         let plain_bytes = |ty: GgmlType| ty.bytes_for(self.columns as u64)?.try_into().ok();
         let (row_bytes, encoding) = match &self.encoding {
             &Encoding::Ggml(ty) => (plain_bytes(ty)?, self.encoding.clone()),
-            &Encoding::ToW4 { from, .. } => (plain_bytes(from)?, self.encoding.clone()),
+            &Encoding::ToW4 { from, .. } | &Encoding::ToQ8(from) => {
+                (plain_bytes(from)?, self.encoding.clone())
+            }
             Encoding::W4 { scales, zeros, group } => {
                 let group_bytes = self.columns.checked_div(*group)?.checked_mul(2)?;
                 let scales = of(scales, group_bytes)?;

@@ -50,6 +50,7 @@ pub fn run(options: &Options) -> Result<()> {
         cache: config.device.kv_cache,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
         experts: config.model.experts,
+        dense: config.model.dense,
     };
     if options.prompt + trained.canvas > trained.context {
         bail!("{} tokens and a canvas are more than the {} of the model", options.prompt, trained.context);

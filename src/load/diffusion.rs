@@ -8,7 +8,8 @@ use crate::decode::diffusion::DiffusionOptions as Denoising;
 use crate::decode::{BackendError, DiffusionBackend};
 use crate::engine::{Loaded, ModelKind};
 use crate::model::diffusion_gemma::{
-    DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, ExpertWeights, GGUF_ARCHITECTURE, GenerationConfig,
+    DenseWeights, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, ExpertWeights, GGUF_ARCHITECTURE,
+    GenerationConfig,
 };
 
 /// Loads the model of `checkpoint`.
@@ -31,6 +32,7 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
         cache: load.config.device.kv_cache,
         cache_dir: load.cache_dir(),
         experts,
+        dense: load.config.model.dense,
     };
     let model = DiffusionGemma::load(opened.device.clone(), checkpoint, &options, &mut |share| {
         load.preparing(share);
@@ -70,6 +72,7 @@ pub fn open_diffusion(
         cache: config.device.kv_cache,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
         experts: ExpertWeights::AsStored,
+        dense: DenseWeights::AsStored,
     };
     let device = open_device(&config.device)?;
     let model = DiffusionGemma::load(device, &checkpoint, &options, &mut |_| {})?;

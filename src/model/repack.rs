@@ -1,5 +1,6 @@
 //! From the rows of checkpoints to the tiles of the kernels.
 
+use half::f16;
 use thiserror::Error;
 
 use crate::checkpoint::mapping::Mapping;
@@ -25,6 +26,21 @@ pub enum RepackError {
     /// Bytes that are not whole blocks of their type.
     #[error(transparent)]
     Quant(#[from] QuantError),
+    /// A weight that is no number.
+    #[error(
+        "tensor {tensor}: the weight in row {row}, column {column} is {value}, which no code can stand for; the file is \
+         damaged: copy it again from its source"
+    )]
+    NotFinite {
+        /// Its name in the file.
+        tensor: String,
+        /// Its row.
+        row: usize,
+        /// Its column.
+        column: usize,
+        /// What the file holds.
+        value: f32,
+    },
     /// Weights that cannot be quantised.
     #[error("tensor {tensor}, row {row}: {error}; the file is damaged: copy it again from its source")]
     Quantise {
@@ -69,6 +85,7 @@ impl Blueprint {
         match self.parts.first().map(|part| &part.encoding) {
             Some(Encoding::Ggml(ty)) => format_of(*ty),
             Some(Encoding::W4 { .. } | Encoding::ToW4 { .. }) => Format::W4,
+            Some(Encoding::ToQ8(_)) => Format::Q8_0,
             None => Format::F32,
         }
     }
@@ -175,6 +192,7 @@ fn write_tile(part: &Rows, first: usize, out: &mut [u8]) -> Result<(), RepackErr
             }
             Ok(())
         }
+        Encoding::ToQ8(from) => (0..lanes).try_for_each(|lane| q8_row(part, *from, first + lane, lane, out)),
         Encoding::ToW4 { from, group } => {
             for lane in 0..lanes {
                 quantised_row(part, *from, *group, first + lane, lane, out)?;
@@ -182,6 +200,31 @@ fn write_tile(part: &Rows, first: usize, out: &mut [u8]) -> Result<(), RepackErr
             Ok(())
         }
     }
+}
+
+/// Quantises a row of plain numbers to 8 bits on its way into a tile: scale = largest / 127 for each 32 columns, stored as
+/// f16, codes rounded half to even with the scale before it is rounded.
+fn q8_row(part: &Rows, from: GgmlType, row: usize, lane: usize, out: &mut [u8]) -> Result<(), RepackError> {
+    const COLUMNS: usize = 32;
+    const MOST: f32 = 127.0;
+    let columns = part.columns;
+    let mut values = vec![0f32; columns];
+    dequantize(from, row_of(part.bytes.as_ref(), row, columns * from.block_bytes()), &mut values)?;
+    if let Some(column) = values.iter().position(|value| !value.is_finite()) {
+        return Err(RepackError::NotFinite { tensor: part.name.clone(), row, column, value: values[column] });
+    }
+    for (index, values) in values.chunks(COLUMNS).enumerate() {
+        let scale = values.iter().fold(0f32, |most, value| most.max(value.abs())) / MOST;
+        let mut codes = [128u8; COLUMNS];
+        if scale > 0.0 {
+            for (code, value) in codes.iter_mut().zip(values) {
+                *code = ((value / scale).round_ties_even().clamp(-MOST, MOST) + 128.0) as u8;
+            }
+        }
+        let scale = f16::from_f32(scale).to_bits();
+        Format::Q8_0.put_codes(out, lane, index * COLUMNS, &codes, Scales { scale, ..Scales::default() });
+    }
+    Ok(())
 }
 
 /// Quantises a row of plain numbers on its way into a tile.

@@ -86,7 +86,9 @@ pub fn dequantise_row(rows: &Rows, row: usize, out: &mut [f32]) -> Result<(), Qu
         || QuantError::PartBlock { ty: GgmlType::F16, bytes: rows.bytes.as_ref().len(), values: out.len() };
     let part = rows.part(row, 1).filter(|_| out.len() == rows.columns).ok_or_else(wrong)?;
     match &part.encoding {
-        &Encoding::Ggml(ty) | &Encoding::ToW4 { from: ty, .. } => dequantize(ty, part.bytes.as_ref(), out),
+        &Encoding::Ggml(ty) | &Encoding::ToW4 { from: ty, .. } | &Encoding::ToQ8(ty) => {
+            dequantize(ty, part.bytes.as_ref(), out)
+        }
         Encoding::W4 { scales, zeros, group } => {
             let scales = scales.as_ref().chunks_exact(2).zip(zeros.as_ref().chunks_exact(2));
             let groups = out.chunks_mut(*group).zip(part.bytes.as_ref().chunks(*group / 2));

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 pub use config::{DiffusionConfig, GGUF_ARCHITECTURE, HeadRope, LayerConfig};
 pub use generation::GenerationConfig;
-pub use source::{DiffusionCheckpoint, ExpertWeights};
+pub use source::{DenseWeights, DiffusionCheckpoint, ExpertWeights};
 pub use step::{DenoiseStep, RowChoice};
 
 use super::error::ModelError;
@@ -52,6 +52,8 @@ pub struct DiffusionOptions {
     pub cache_dir: Option<PathBuf>,
     /// What becomes of plain expert weights.
     pub experts: ExpertWeights,
+    /// What becomes of other plain matrices.
+    pub dense: DenseWeights,
 }
 
 impl DiffusionOptions {
@@ -125,7 +127,8 @@ impl DiffusionGemma {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
         let config = checkpoint.config()?;
-        let parts = Parts::find(&mut Source::new(checkpoint, &config, options.experts), &config)?;
+        let parts =
+            Parts::find(&mut Source::new(checkpoint, &config, (options.experts, options.dense)), &config)?;
         parts.plan(&config, options).check(&device, options.context)?;
         let kernels = Kernels::new(&device)?;
         let mut dense: Vec<Format> = parts.blueprints.iter().map(|blueprint| blueprint.format()).collect();
@@ -144,11 +147,14 @@ impl DiffusionGemma {
         self_test_moe(&device, &kernels, &of_experts)?;
         self_test_head(&device, &kernels, parts.blueprints[parts.table].format())?;
         progress(0.05);
-        // What is made of one checkpoint depends on what becomes of its experts.
-        let identity = match options.experts {
-            ExpertWeights::Quantised => checkpoint.identity(),
-            ExpertWeights::AsStored => format!("{}-as-stored", checkpoint.identity()),
-        };
+        // What is made of one checkpoint depends on what becomes of its weights.
+        let mut identity = checkpoint.identity();
+        if options.experts == ExpertWeights::AsStored {
+            identity += "-experts-as-stored";
+        }
+        if options.dense == DenseWeights::Quantised {
+            identity += "-dense-q8";
+        }
         let cache_dir = options.cache_dir.as_deref();
         let matrices = weights::load(&device, &identity, &parts.blueprints, cache_dir, &mut |share| {
             progress(0.05 + 0.9 * share)

@@ -146,7 +146,7 @@ impl Parts {
         let gate = source.matrix(&name("mlp.gate_proj", "ffn_gate"), inner, hidden)?;
         let up = source.matrix(&name("mlp.up_proj", "ffn_up"), inner, hidden)?;
         let down = source.matrix(&name("mlp.down_proj", "ffn_down"), hidden, inner)?;
-        let router = source.matrix(&name("router.proj", "ffn_gate_inp"), config.experts, hidden)?;
+        let router = source.plain_matrix(&name("router.proj", "ffn_gate_inp"), config.experts, hidden)?;
         let experts = source.experts(index)?;
         let mut vector = |hugging_face: &str, gguf: &str, n| source.vector(&name(hugging_face, gguf), n);
         let norms = LayerNorms {
@@ -218,10 +218,10 @@ impl Parts {
 
 /// Whether two tensors can lie in one matrix.
 fn same_format(a: &Rows, b: &Rows) -> bool {
-    use crate::checkpoint::rows::Encoding::{Ggml, ToW4, W4};
+    use crate::checkpoint::rows::Encoding::{Ggml, ToQ8, ToW4, W4};
     match (&a.encoding, &b.encoding) {
         (Ggml(a), Ggml(b)) => a == b,
-        (W4 { .. } | ToW4 { .. }, W4 { .. } | ToW4 { .. }) => true,
+        (W4 { .. } | ToW4 { .. }, W4 { .. } | ToW4 { .. }) | (ToQ8(_), ToQ8(_)) => true,
         _ => false,
     }
 }
