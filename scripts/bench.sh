@@ -2,6 +2,7 @@
 # Measures prefill and decode, and compares them with llama.cpp in the same run.
 #
 # usage: scripts/bench.sh [--peer] [--rounds N] [--models NAME,…] [--quick] [--threads N] [--json FILE]
+#        scripts/bench.sh diffusion [--peer] [--rounds N] [--quick] [--threads N] [--json FILE]
 #        scripts/bench.sh kernels [ARGUMENT…]
 #
 #   --peer          also llama.cpp's CPU build (from PyPI, kept in .axe/bench-venv), on the same file with as many threads
@@ -11,6 +12,8 @@
 #   --threads N     threads, and processors, for each side (all)
 #   --json FILE     also every round as JSON; - for standard output
 #
+#   diffusion       denoising steps of a random DiffusionGemma of a billion parameters; with --peer beside PyTorch, in f32
+#                   and bf16 (a venv in .axe, several GB to fetch)
 #   kernels         every kernel by itself: GB/s and GFLOP/s as a share of what this device can do (axed bench-ops)
 #
 # Run it on a quiet machine; it warns when other processes took part. scripts/lib/bench.py says how it measures.
@@ -27,7 +30,7 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=scripts/lib/daemon.sh
 . "$here/lib/daemon.sh"
 
-peer='' rounds='' models=smollm2,gemma3-270m quick='' threads=$(nproc) json='' kernels=''
+peer='' rounds='' models=smollm2,gemma3-270m quick='' threads=$(nproc) json='' kernels='' diffusion=''
 
 # value_of FLAG COUNT VALUE: the value of a flag that needs one.
 value_of() {
@@ -46,6 +49,7 @@ while (($#)); do
             shift
             break
             ;;
+        diffusion) diffusion=1 ;;
         --peer) peer=1 ;;
         --quick) quick=1 ;;
         --rounds | --models | --threads | --json)
@@ -69,6 +73,31 @@ use_opencl "$(cat "$AXE_RUNTIME_FILE")"
 export AXE_DEVICE_CACHE_DIR=${AXE_DEVICE_CACHE_DIR:-$AXE_STATE/cache}
 if [[ $kernels ]]; then
     exec "$AXE_BIN/axed" bench-ops "$@"
+fi
+
+if [[ $diffusion ]]; then
+    unset AXE_MODEL AXE_CONFIG
+    venv=$AXE_STATE/torch-venv requirements=$here/peer/requirements.txt
+    make_venv "$venv"
+    if ! cmp -s "$requirements" "$venv/installed.txt"; then
+        say "Installing PyTorch from PyPI into ${venv#"$AXE_ROOT"/}: it makes the checkpoint, and is the peer"
+        pip_in "$venv" install --quiet -r "$requirements" >&2 || die "pip could not install PyTorch (see above)"
+        cp "$requirements" "$venv/installed.txt"
+    fi
+    checkpoint=$AXE_STATE/bench/mid-diffusion
+    if [[ ! -e $checkpoint/config.json ]]; then
+        say "Making a random checkpoint of a billion parameters (2.1 GB)"
+        rm -rf "$checkpoint.partial"
+        "$venv/bin/python" "$here/peer/diffusion_torch.py" make "$checkpoint.partial"
+        mv "$checkpoint.partial" "$checkpoint"
+    fi
+    options=()
+    [[ ! $peer ]] || options+=(--peer-python "$venv/bin/python" --peer-script "$here/peer/diffusion_torch.py")
+    [[ ! $json ]] || options+=(--json "$json")
+    [[ ! $quick ]] || options+=(--steps 2)
+    runtime=$(opencl_devices "${OCL_ICD_VENDORS:-}" | awk -F '\t' 'NR == 1 { print $2 " " $4 }')
+    exec python3 "$AXE_LIB/bench_diffusion.py" --axed "$AXE_BIN/axed" --model "$checkpoint" --rounds "$rounds" \
+        --threads "$threads" --build "$(build_name)" --runtime "${runtime:-none}" "${options[@]}"
 fi
 
 # The files are settled here; a configuration for another purpose must not change what is measured.
