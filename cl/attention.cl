@@ -97,18 +97,27 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
         const int from = max(0, (canvas ? anchor : start) - window + 1) / TILE * TILE;                                \
         for (int tile = from; tile <= last; tile += TILE) {                                                           \
             for (int block = 0; block < TILE / 16; block += BLOCKS) {                                                 \
-                float16 dots[R][BLOCKS];                                                                              \
+                float16 dots[R][BLOCKS], odd[R][BLOCKS];                                                              \
                 _Pragma("unroll") for (int r = 0; r < R; r++)                                                         \
-                    _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) dots[r][b] = 0.0f;                             \
+                    _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) dots[r][b] = odd[r][b] = 0.0f;                 \
                 global const cached* k = keys + (size_t)(tile % capacity / 16 + block) * HEAD * 16;                   \
-                for (int i = 0; i < HEAD; i++) {                                                                      \
-                    float16 key[BLOCKS];                                                                              \
-                    _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) key[b] = CACHED16(b * HEAD + i, k);        \
+                for (int i = 0; i < HEAD; i += 2) {                                                                   \
+                    float16 key[2][BLOCKS];                                                                           \
+                    _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) {                                              \
+                        key[0][b] = CACHED16(b * HEAD + i, k);                                                        \
+                        key[1][b] = CACHED16(b * HEAD + i + 1, k);                                                    \
+                    }                                                                                                 \
                     _Pragma("unroll") for (int r = 0; r < R; r++) {                                                   \
-                        float16 v = q[(size_t)min(r, count - 1) * stride + i];                                        \
-                        _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) dots[r][b] = fma(key[b], v, dots[r][b]);   \
+                        global const float* at = q + (size_t)min(r, count - 1) * stride + i;                          \
+                        float16 v = at[0], w = at[1];                                                                 \
+                        _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) {                                          \
+                            dots[r][b] = fma(key[0][b], v, dots[r][b]);                                               \
+                            odd[r][b] = fma(key[1][b], w, odd[r][b]);                                                 \
+                        }                                                                                             \
                     }                                                                                                 \
                 }                                                                                                     \
+                _Pragma("unroll") for (int r = 0; r < R; r++)                                                         \
+                    _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) dots[r][b] += odd[r][b];                       \
                 _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) {                                                  \
                     int16 position = tile + (block + b) * 16 +                                                        \
                                      (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);                   \
@@ -161,7 +170,7 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
     }
 
 #define WIDE ((HEAD / 16) % 2 == 0 ? 2 : 1) // 16-value columns of the result made at once
-ATTEND(8, 2)
+ATTEND(8, 1)
 ATTEND(1, 4)
 
 // q: f32 [rows][stride] with q heads first; out: f32 [rows][out_stride]. window: positions a row sees, itself included.

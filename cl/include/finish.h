@@ -9,9 +9,10 @@
 
 inline float16 silu(float16 x) { return x / (1.0f + exp(-x)); }
 
-// The tanh form of GELU: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+// The tanh form of GELU: 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3). Said as x / (1 + e^(-2u)), which is the
+// same and cancels nothing where tanh comes near -1.
 inline float16 gelu_tanh(float16 x) {
-    return 0.5f * x * (1.0f + tanh(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    return x / (1.0f + exp(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
 }
 
 // activation(gate) * up, by FINISH_SILU or FINISH_GELU.

@@ -148,15 +148,7 @@ pub fn reference_quantise(weights: &[f32]) -> (Vec<u8>, f32, f32) {
     }
     let range = if most - least > 1e-8 { most - least } else { 1e-8 };
     let scale = range / 15.0;
-    let clamp = |x: f32| {
-        if x < 0.0 {
-            0.0
-        } else if x > 15.0 {
-            15.0
-        } else {
-            x
-        }
-    };
+    let clamp = |x: f32| x.clamp(0.0, 15.0);
     let zero = clamp(round_half_even(-least / scale));
     let codes = weights.iter().map(|&weight| clamp(round_half_even(weight / scale + zero)) as u8).collect();
     (codes, scale, zero)

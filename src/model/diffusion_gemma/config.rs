@@ -56,6 +56,13 @@ pub struct LayerConfig {
     pub rope: HeadRope,
 }
 
+impl LayerConfig {
+    /// What its table of angles depends on.
+    pub(super) fn table(&self) -> (HeadRope, usize) {
+        (self.rope, self.head_size)
+    }
+}
+
 /// Rotary embedding of whole heads: pair i is (i, i + head size / 2), its frequency base^(-2i / head size) / factor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadRope {
@@ -299,7 +306,7 @@ impl DiffusionConfig {
                     "layer {index} has heads of {head_size}; multiples of 16 are supported"
                 )));
             }
-            if self.heads % kv_heads != 0 {
+            if !self.heads.is_multiple_of(*kv_heads) {
                 let heads = self.heads;
                 return Err(fault(format!(
                     "layer {index}: {heads} query heads cannot share {kv_heads} key-value heads evenly"

@@ -9,7 +9,8 @@ mod scratch;
 mod source;
 mod step;
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
 pub use config::{DiffusionConfig, GGUF_ARCHITECTURE, HeadRope, LayerConfig};
@@ -68,13 +69,23 @@ impl DiffusionOptions {
         if layer.sliding { all.min(config.window - 1 + self.pass_rows(config) + REWIND) } else { all }
     }
 
-    /// Bytes of the tables of angles: one for sliding layers, one for the others.
+    /// Bytes of the tables of angles: one for all layers that turn their heads alike.
     fn angle_bytes(&self, config: &DiffusionConfig) -> usize {
-        let table = |sliding: bool| {
-            let rope = config.layers.iter().find(|layer| layer.sliding == sliding).map(|layer| layer.rope);
-            rope.map_or(0, |rope| (self.context + config.canvas) * rope.pairs * 8)
-        };
-        table(true) + table(false)
+        let mut tables: Vec<(HeadRope, usize)> = Vec::new();
+        for layer in &config.layers {
+            if !tables.contains(&layer.table()) {
+                tables.push(layer.table());
+            }
+        }
+        let positions = self.context + config.canvas;
+        tables.iter().map(|(rope, _)| (positions * rope.pairs * 8).max(4)).sum()
+    }
+
+    /// Bytes of what attention leaves: one buffer for all layers with query rows of one length.
+    fn attended_bytes(&self, config: &DiffusionConfig) -> usize {
+        let widths: BTreeSet<usize> =
+            config.layers.iter().map(|layer| config.heads * layer.head_size).collect();
+        widths.iter().map(|&width| round_up(width, STRIDE_MULTIPLE) * self.pass_rows(config) * 4).sum()
     }
 }
 
@@ -175,21 +186,28 @@ impl DiffusionGemma {
         let strides = Strides::new(&config);
         let pass_rows = options.pass_rows(&config);
         let positions = options.context + config.canvas;
-        let mut angles: HashMap<bool, Buffer> = HashMap::new();
+        let mut angles: Vec<((HeadRope, usize), Buffer)> = Vec::new();
         let mut attended: HashMap<usize, Buffer> = HashMap::new();
         let mut layers = Vec::with_capacity(config.layers.len());
         for (layer, parts) in config.layers.iter().zip(&parts.layers) {
-            if !angles.contains_key(&layer.sliding) {
-                let table = layer::angles(&device, &layer.rope, layer.head_size, positions)?;
-                angles.insert(layer.sliding, table);
-            }
+            let table = match angles.iter().find(|(of, _)| *of == layer.table()) {
+                Some((_, table)) => table.clone(),
+                None => {
+                    let table = layer::angles(&device, &layer.rope, layer.head_size, positions)?;
+                    angles.push((layer.table(), table.clone()));
+                    table
+                }
+            };
             let width = config.heads * layer.head_size;
             let attended_stride = round_up(width, STRIDE_MULTIPLE);
-            if !attended.contains_key(&width) {
-                let buffer = device.alloc(Purpose::Scratch, attended_stride * pass_rows * 4)?;
-                device.fill(&buffer, 0)?;
-                attended.insert(width, buffer);
-            }
+            let attended = match attended.entry(width) {
+                Entry::Occupied(made) => made.get().clone(),
+                Entry::Vacant(place) => {
+                    let buffer = device.alloc(Purpose::Scratch, attended_stride * pass_rows * 4)?;
+                    device.fill(&buffer, 0)?;
+                    place.insert(buffer).clone()
+                }
+            };
             let experts = |matrix: usize, outputs| Experts {
                 matrix: matrices[matrix].clone(),
                 experts: config.experts,
@@ -210,9 +228,9 @@ impl DiffusionGemma {
                 window: layer.sliding.then_some(config.window),
                 rotated_pairs: layer.rope.pairs,
                 kv_at: strides.kv_at(&config, layer),
-                attended: attended[&width].clone(),
+                attended,
                 attended_stride,
-                angles: angles[&layer.sliding].clone(),
+                angles: table,
                 cache: Cache::new(
                     &device,
                     options.cache,

@@ -209,6 +209,7 @@ impl Parts {
                 + Routing::bytes(config.experts, config.experts_used, rows)
                 + HeadState::bytes(config.canvas, config.hidden, true)
                 + options.angle_bytes(config)
+                + options.attended_bytes(config)
                 + chosen
                 + rows * 4
                 + 64,

@@ -193,7 +193,7 @@ impl<'a> Source<'a> {
             (
                 Encoding::Ggml(from @ (GgmlType::F32 | GgmlType::F16 | GgmlType::BF16)),
                 DenseWeights::Quantised,
-            ) if columns % Q8_COLUMNS == 0 => Rows { encoding: Encoding::ToQ8(*from), ..found },
+            ) if columns.is_multiple_of(Q8_COLUMNS) => Rows { encoding: Encoding::ToQ8(*from), ..found },
             _ => found,
         })
     }
@@ -328,7 +328,7 @@ impl<'a> Source<'a> {
                 Encoding::Ggml(from @ (GgmlType::F32 | GgmlType::F16 | GgmlType::BF16)),
                 ExpertWeights::Quantised,
             ) if matches!(self.checkpoint, DiffusionCheckpoint::Directory(_))
-                && rows.columns % group == 0 =>
+                && rows.columns.is_multiple_of(group) =>
             {
                 let encoding = Encoding::ToW4 { from: *from, group };
                 Rows { encoding, ..rows }
