@@ -153,6 +153,7 @@ case $command in
     logs) logs "$@" ;;
     test)
         [[ " $* " == *" --help "* ]] || need_running
+        ! grep -qxF "model $AXE_MINIATURE" "$AXE_RUN/started-with" 2>/dev/null || set -- --miniature "$@"
         python3 "$here/battery.py" --url "$(url)" "$@"
         ;;
     help | -h | --help) usage "$0" ;;
