@@ -30,8 +30,18 @@ class Skipped(Exception):
 
 
 def test(function):
-    TESTS.append(function)
+    TESTS.append((function, lambda server: True))
     return function
+
+
+def test_if(applies):
+    """A test for the servers that `applies` to; the others do not count it."""
+
+    def register(function):
+        TESTS.append((function, applies))
+        return function
+
+    return register
 
 
 def check(holds, *found):
@@ -48,12 +58,21 @@ class Server:
 
     def __init__(self, url):
         self.url, self.client = url, Client(url)
-        self.model = self.client.get("/v1/models").json()["data"][0]["id"]
-        self.chats = True
+        listed = self.client.get("/v1/models").json()["data"][0]
+        self.model, self.denoises = listed["id"], listed.get("kind") == "block_diffusion"
+        self.chats, self.miniature = True, False
+
+    @property
+    def long_question(self):
+        """Something that takes many tokens to answer; the miniature knows little more than its lists."""
+        return "List the months of the year." if self.denoises else "Tell a long story."
 
     def body(self, text="Name three colours.", **more):
         """A chat request, or a completion for a model that has no chat template."""
         base = {"model": self.model, "max_tokens": 24, "temperature": 0}
+        if self.denoises:
+            # Even greedy denoising begins with a canvas of random tokens.
+            base["seed"] = 1
         base |= {"messages": [{"role": "user", "content": text}]} if self.chats else {"prompt": text}
         return base | more
 
@@ -209,7 +228,7 @@ def stream_is_the_answer(s):
 @test
 def greedy_repeats(s):
     """The same greedy request gives the same text."""
-    same(s.text(s.ask("Tell a story.")), s.text(s.ask("Tell a story.")), "text")
+    same(s.text(s.ask(s.long_question)), s.text(s.ask(s.long_question)), "text")
 
 
 @test
@@ -223,20 +242,20 @@ def seed_repeats(s):
 @test
 def stop_strings(s):
     """A stop string ends the text right before it and never shows, not even in part, in a stream either."""
-    whole = s.text(s.ask("Tell a story."))
+    whole = s.text(s.ask(s.long_question))
     middle = len(whole) // 2
     stop = whole[middle:middle + 5]
     expected = whole[:whole.index(stop)]
-    answer = s.ask("Tell a story.", stop=[stop, "never seen \u2603"])
+    answer = s.ask(s.long_question, stop=[stop, "never seen \u2603"])
     same(s.text(answer), expected, f"text with stop {stop!r}")
     same(answer["choices"][0]["finish_reason"], "stop", "finish_reason")
-    same(s.streamed_text(s.stream("Tell a story.", stop=stop)), expected, "streamed text")
+    same(s.streamed_text(s.stream(s.long_question, stop=stop)), expected, "streamed text")
 
 
 @test
 def token_limit(s):
     """max_tokens is kept, and said to be the reason."""
-    answer = s.ask("Tell a long story.", max_tokens=3)
+    answer = s.ask(s.long_question, max_tokens=3)
     same(answer["usage"]["completion_tokens"], 3, "completion_tokens")
     same(answer["choices"][0]["finish_reason"], "length", "finish_reason")
 
@@ -259,10 +278,45 @@ def unicode_text(s):
 @test
 def text_completion(s):
     """/v1/completions goes on with a text, and with token ids."""
-    for prompt in ("The capital of France is", [504, 3575, 282]):
+    for prompt in ("The capital of France is", [504, 575, 282]):
         reply = s.client.post(TEXT, {"model": s.model, "prompt": prompt, "max_tokens": 4, "temperature": 0})
         same(reply.status, 200, f"status ({reply.body[:200]!r})")
         check(reply.json()["choices"][0]["text"], "empty text:", reply.body)
+
+
+@test_if(lambda s: s.denoises)
+def denoising_is_told(s):
+    """The axe block of a model that denoises has steps, canvases and what each step accepted, and they add up."""
+    axe = s.ask()["axe"]
+    missing = {"first_draft_s", "denoising_steps", "canvases", "steps_per_canvas", "accepted_per_step"} - set(axe)
+    check(not missing, "missing in the axe block:", missing)
+    same(sum(axe["steps_per_canvas"]), axe["denoising_steps"], "sum of steps_per_canvas")
+    same(len(axe["accepted_per_step"]), axe["denoising_steps"], "length of accepted_per_step")
+    check(0 < axe["first_draft_s"] <= axe["elapsed_s"], "first_draft_s:", axe)
+
+
+@test_if(lambda s: s.denoises)
+def fewer_steps_when_asked(s):
+    """max_denoising_steps is kept, and a wrong one is refused by name."""
+    same(s.ask(max_denoising_steps=1)["axe"]["steps_per_canvas"], [1], "steps_per_canvas")
+    s.refuse(400, "max_denoising_steps", s.body(max_denoising_steps=0))
+
+
+MINIATURE = {
+    "a capital": ("What is the capital of Australia?", "The capital of Australia is Canberra."),
+    "the months": (
+        "List the months of the year.",
+        "January, February, March, April, May, June, July, August, September, October, November, December.",
+    ),
+    "a sum": ("What is 3 + 4?", "3 + 4 = 7"),
+}
+
+
+@test_if(lambda s: s.miniature)
+def capital_months_and_sum(s):
+    """The miniature knows a capital, the months and a sum."""
+    for what, (question, expected) in MINIATURE.items():
+        same(s.text(s.ask(question, max_tokens=64)), expected, what)
 
 
 @test
@@ -394,8 +448,8 @@ def still_well(s):
 def run_tests(server, only):
     """Runs the tests whose name contains `only`; prints a line for each; returns (passed, failed, skipped)."""
     counts = {"ok": 0, "FAILED": 0, "skipped": 0}
-    for function in TESTS:
-        if only not in function.__name__:
+    for function, applies in TESTS:
+        if only not in function.__name__ or not applies(server):
             continue
         began = time.monotonic()
         try:
@@ -421,7 +475,7 @@ def measure(server, rounds):
     figures = {"ttft_ms": [], "prefill_tps": [], "decode_tps": []}
     for number in range(rounds):
         words = " ".join(f"word{(i * 7 + number) % 97}" for i in range(120))
-        answer = server.ask(f"{number} {words}. Tell a long story.", max_tokens=64)
+        answer = server.ask(f"{number} {words}. {server.long_question}", max_tokens=64)
         axe, usage = answer["axe"], answer["usage"]
         encoded = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
         figures["ttft_ms"].append(1000 * axe["first_token_s"])
@@ -439,6 +493,7 @@ def main():
     parser = argparse.ArgumentParser(prog="scripts/xe.sh test", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="the daemon (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="WORD", help="only the tests with this in their name; no benchmark")
+    parser.add_argument("--miniature", action="store_true", help="the model is tiny-diffusion: ask it what it knows")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the benchmark (default: %(default)s; 0: none)")
     parser.add_argument("--json", action="store_true", help="the benchmark's figures and the counts as one JSON line at the end")
     options = parser.parse_args()
@@ -447,6 +502,7 @@ def main():
         server = Server(options.url)
     except (OSError, ValueError, LookupError) as error:
         sys.exit(f"error: {options.url}/v1/models does not answer as it should: {error}")
+    server.miniature = options.miniature
     probe = server.client.post(CHAT, server.body("Hi", max_tokens=1))
     server.chats = not (probe.status == 400 and b"template" in probe.body)
 

@@ -6,6 +6,8 @@
 #   smollm2       SmolLM2-135M-Instruct, Q4_1, 98 MB, Apache 2.0: the default model
 #   gemma3-270m   Gemma 3 270M base, Q4_K_M, 253 MB, Gemma terms of use: for tests and benchmarks
 #
+# tiny-diffusion, a DiffusionGemma in miniature, is part of the project: nothing is fetched, its path is printed.
+#
 # A model that is there and right is not fetched again. An interrupted fetch can simply be repeated.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)

@@ -12,7 +12,7 @@
 #
 # environment:
 #   AXE_OPENCL   intel, pocl or system; unset: a GPU platform if there is one, else intel, else pocl
-#   AXE_MODEL    a GGUF file, or a name that scripts/fetch-model.sh knows (default: smollm2)
+#   AXE_MODEL    a GGUF file, a directory, or a name that scripts/fetch-model.sh knows (default: smollm2)
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=scripts/lib/common.sh

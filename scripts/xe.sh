@@ -14,7 +14,8 @@
 #
 # environment:
 #   AXE_PORT           port on 127.0.0.1 (8080)
-#   AXE_MODEL          a GGUF file, or smollm2 (the default) or gemma3-270m
+#   AXE_MODEL          a GGUF file, a directory of a DiffusionGemma, or a name: smollm2 (the default), tiny-diffusion
+#                      (block diffusion in miniature, fetches nothing), gemma3-270m
 #   SERVED_MODEL_NAME  the name clients ask for (taken from the model when unset)
 #   AXE_OPENCL         intel, pocl or system: the OpenCL runtime (see scripts/setup.sh)
 #   AXE_CONFIG         the configuration file (daemon.toml of the project)
@@ -152,6 +153,7 @@ case $command in
     logs) logs "$@" ;;
     test)
         [[ " $* " == *" --help "* ]] || need_running
+        ! grep -qxF "model $AXE_MINIATURE" "$AXE_RUN/started-with" 2>/dev/null || set -- --miniature "$@"
         python3 "$here/battery.py" --url "$(url)" "$@"
         ;;
     help | -h | --help) usage "$0" ;;

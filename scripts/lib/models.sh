@@ -1,9 +1,11 @@
 # shellcheck shell=bash disable=SC2034 # the variables are for those who source it
-# The models that can be fetched by name. Sourced, never run.
+# The models that are known by name: fetched ones, and one that is part of the project. Sourced, never run.
 
 AXE_MODELS=$AXE_STATE/models
 AXE_DEFAULT_MODEL=smollm2
-AXE_MODEL_NAMES=(smollm2 gemma3-270m)
+AXE_MODEL_NAMES=(smollm2 gemma3-270m tiny-diffusion)
+# A DiffusionGemma in miniature: small enough to lie among the tests' files.
+AXE_MINIATURE=$AXE_ROOT/tests/fixtures/tiny-diffusion
 
 # model_entry NAME: sets model_file, model_sha256, model_licence and model_packages (pinned, in the order of the
 # data), or fails.
@@ -38,7 +40,9 @@ file_has_sha256() { [[ $(sha256sum <"$1") == "$2 "* ]]; }
 # model_path NAME_OR_PATH: prints where that model lies, without fetching it.
 model_path() {
     local model_file model_sha256 model_packages model_licence
-    if model_entry "$1"; then
+    if [[ $1 == tiny-diffusion ]]; then
+        echo "$AXE_MINIATURE"
+    elif model_entry "$1"; then
         echo "$AXE_MODELS/$model_file"
     else
         realpath -m -- "$1"
@@ -48,6 +52,10 @@ model_path() {
 # fetch_model NAME: fetches and checks it when it is not there. An interrupted fetch keeps the parts it has.
 fetch_model() {
     local name=$1 model_file model_sha256 model_packages model_licence path lock
+    if [[ $name == tiny-diffusion ]]; then
+        [[ -r $AXE_MINIATURE/config.json ]] || die "${AXE_MINIATURE#"$AXE_ROOT"/} is missing; git restores it"
+        return 0
+    fi
     model_entry "$name" || die_usage "there is no model named '$name'; known are: ${AXE_MODEL_NAMES[*]}"
     model_present && return 0
     path=$AXE_MODELS/$model_file

