@@ -36,11 +36,16 @@ typedef float cached;
 #define PUT_CACHED(v, i, p) (p)[i] = v
 #else
 typedef half cached;
-// Values that f16 cannot hold become its largest: an infinity times a weight of zero would spread as NaN.
+// Numbers that f16 cannot hold become its largest: an infinity times a weight of zero would spread as NaN. What is no
+// number in f32, infinities included, becomes NaN: a clamp alone would make numbers of damage, and text of those.
 #define LARGEST_HALF 65504.0f
+inline float storable(float v) { return isfinite(v) ? clamp(v, -LARGEST_HALF, LARGEST_HALF) : NAN; }
+inline float16 storable16(float16 v) {
+    return select((float16)(NAN), clamp(v, -LARGEST_HALF, LARGEST_HALF), isfinite(v));
+}
 #define CACHED16(i, p) vload_half16(i, p)
-#define PUT_CACHED16(v, i, p) vstore_half16(clamp(v, -LARGEST_HALF, LARGEST_HALF), i, p)
-#define PUT_CACHED(v, i, p) vstore_half(clamp(v, -LARGEST_HALF, LARGEST_HALF), i, p)
+#define PUT_CACHED16(v, i, p) vstore_half16(storable16(v), i, p)
+#define PUT_CACHED(v, i, p) vstore_half(storable(v), i, p)
 #endif
 
 #define HEAD_NORMS 1  // queries and keys are normed with their weights

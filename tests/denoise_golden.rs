@@ -300,6 +300,11 @@ fn set<const N: usize>(row: usize, value: [u8; N]) -> impl Fn(&mut Vec<u8>) {
     move |bytes| bytes[row * N..][..N].copy_from_slice(&value)
 }
 
+/// Logits judged as strictly as entropies.
+fn strict() -> ReplayOptions {
+    ReplayOptions { logits: Some(1e-4), ..ReplayOptions::default() }
+}
+
 /// The run that the tests below spoil.
 fn long() -> (Vec<u8>, Vec<u32>, GenerationConfig) {
     let (prompt, config) = manifest_entry(&manifest("diffusion-random"), "long").unwrap();
@@ -337,7 +342,7 @@ fn the_first_difference_is_told_with_its_place_whatever_it_is() {
     ];
     for (what, row, spoiled) in cases {
         let mut tape = Tape::new(&prompt, &config, &trajectory);
-        let (outcome, seen) = play(&spoiled, &config, &mut tape, &ReplayOptions::default());
+        let (outcome, seen) = play(&spoiled, &config, &mut tape, &strict());
         let difference = outcome.unwrap().unwrap_or_else(|| panic!("{what} was not noticed"));
         assert_eq!(
             (difference.canvas, difference.step, difference.row, difference.what),
@@ -358,7 +363,7 @@ fn a_wrong_logit_of_the_model_is_found_and_a_small_one_is_told() {
     for (wrong, found) in [(2e-4, true), (f32::NAN, true), (f32::INFINITY, true), (5e-5, false)] {
         let mut tape = Tape::new(&prompt, &config, &trajectory);
         tape.wrong = Some((0, 7, 3 * 512 + 11, wrong));
-        let (outcome, seen) = play(&bytes, &config, &mut tape, &ReplayOptions::default());
+        let (outcome, seen) = play(&bytes, &config, &mut tape, &strict());
         match outcome.unwrap() {
             Some(difference) if found => {
                 assert_eq!((difference.canvas, difference.step, difference.row), (0, 7, Some(3)));
@@ -367,8 +372,19 @@ fn a_wrong_logit_of_the_model_is_found_and_a_small_one_is_told() {
             None if !found => {
                 let off = seen[7].logits.unwrap();
                 assert!(off > 4e-5 && off < 6e-5, "{off}");
+                continue;
             }
             other => panic!("{wrong}: {other:?}"),
+        }
+        // Told and not judged, unless it is no number.
+        let mut tape = Tape::new(&prompt, &config, &trajectory);
+        tape.wrong = Some((0, 7, 3 * 512 + 11, wrong));
+        let (outcome, seen) = play(&bytes, &config, &mut tape, &ReplayOptions::default());
+        if wrong.is_finite() {
+            assert_eq!(outcome.unwrap(), None);
+            assert!(seen[7].logits.unwrap() > 1e-4);
+        } else {
+            assert_eq!(outcome.unwrap().unwrap().what, "logit");
         }
     }
 }

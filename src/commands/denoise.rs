@@ -15,9 +15,10 @@ use clap::{ArgGroup, Args};
 
 /// Denoise with a diffusion model, or replay a recorded run on it.
 ///
-/// With `--replay`, each recorded step is run from the canvas that was recorded, and logits, most probable tokens,
-/// entropies, drawn tokens, accepted positions and the next canvas are compared. The first difference ends the command
-/// with status 1. Without, a canvas is denoised freely, and each step is printed.
+/// With `--replay`, each recorded step is run from the canvas that was recorded, and most probable tokens, entropies,
+/// drawn tokens, accepted positions and the next canvas are compared. The first difference ends the command with status
+/// 1. How far logits differ is printed, and judged with `--logits-tolerance` only. Without `--replay`, a canvas is
+/// denoised freely, and each step is printed.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("prompt").required(true).args(["ids", "manifest"]))]
 pub struct Options {
@@ -36,9 +37,12 @@ pub struct Options {
     /// Replay through the streaming head, as a server runs it: each step is conditioned on the model's own step before.
     #[arg(long, requires = "replay")]
     pub streaming: bool,
-    /// Largest difference of logits and entropies in a replay.
-    #[arg(long, value_name = "X", default_value_t = 1e-4)]
+    /// Largest difference of an entropy in a replay.
+    #[arg(long, value_name = "NATS", default_value_t = 1e-4, value_parser = tolerance)]
     pub tolerance: f32,
+    /// Largest difference of a logit in a replay [default: not judged, only printed].
+    #[arg(long, value_name = "X", value_parser = tolerance, conflicts_with = "streaming")]
+    pub logits_tolerance: Option<f32>,
     /// Most denoising steps of a canvas [default: as the manifest, then the checkpoint says; so for those below].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub steps: Option<u32>,
@@ -134,7 +138,7 @@ fn compare<M: CanvasModel>(
     config: &GenerationConfig,
     options: &Options,
 ) -> Result<()> {
-    let limits = ReplayOptions { logits: options.tolerance, entropy: options.tolerance };
+    let limits = ReplayOptions { logits: options.logits_tolerance, entropy: options.tolerance };
     let (mut steps, mut logits, mut entropy) = (0usize, None::<f32>, 0f32);
     let mut outcome: Result<Option<Difference>, BackendError> = Ok(None);
     super::to_stdout(|out| {
@@ -233,4 +237,10 @@ fn joined(ids: &[u32]) -> String {
     ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-// ---- Until the model is here: `axe::load::open_diffusion(&config, path)` takes the place of what follows. ----
+/// A number from 0.
+fn tolerance(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(number) if number >= 0.0 => Ok(number),
+        _ => Err("expected a number from 0".to_owned()),
+    }
+}
