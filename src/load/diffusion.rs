@@ -29,6 +29,7 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
         rows: load.rows(),
         vocabulary: Some(opened.tokenizer.vocab_size()),
         cache: load.config.device.kv_cache,
+        matrix_unit: load.config.device.matrix_unit,
         cache_dir: load.cache_dir(),
         experts,
     };
@@ -68,6 +69,7 @@ pub fn open_diffusion(
         rows: rows.unwrap_or(super::DEFAULT_CHUNK),
         vocabulary: None,
         cache: config.device.kv_cache,
+        matrix_unit: config.device.matrix_unit,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
         experts: ExpertWeights::AsStored,
     };
