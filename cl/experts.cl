@@ -14,7 +14,7 @@ EXPLICIT_VECTOR kernel void expert_gate_up(global const uchar* weights, global c
     const int count = block.z, g = get_global_id(0);
     if (count == 0) return;
     const size_t step = tile_bytes(groups);
-    global const float* block_x = x + (size_t)block.y * packed_groups * GROUP;
+    global const float* block_x = x + (size_t)block.y * packed_groups * GROUP_FLOATS;
     global const float* block_sums = sums + (size_t)block.y * packed_groups * 3;
     float16 columns[2][SLOT_BLOCK];
     for (int half_group = 0; half_group < 2; half_group++) {
@@ -22,14 +22,14 @@ EXPLICIT_VECTOR kernel void expert_gate_up(global const uchar* weights, global c
         if (pair < pairs) {
             global const uchar* gate = weights + ((size_t)block.x * pairs + pair) * 2 * step;
             float16 results[2 * SLOT_BLOCK];
-            rows_through_pair(gate, groups, packed_groups, block_x, block_sums, count, count, results);
+            rows_through_pair(gate, groups, packed_groups, block_x, block_sums, count, results);
             for (int r = 0; r < count; r++)
                 columns[half_group][r] = flush_tiny(gated(finish, results[2 * r], results[2 * r + 1]));
         } else {
             for (int r = 0; r < count; r++) columns[half_group][r] = 0.0f;
         }
     }
-    global float* out = inner + (size_t)block.y * inner_groups * GROUP;
+    global float* out = inner + (size_t)block.y * inner_groups * GROUP_FLOATS;
     global float* out_sums = inner_sums + (size_t)block.y * inner_groups * 3;
     for (int r = 0; r < count; r++) pack_group(columns[0][r], columns[1][r], out, out_sums, g, inner_groups, r, count);
 }
@@ -44,8 +44,8 @@ EXPLICIT_VECTOR kernel void expert_down(global const uchar* weights, global cons
     const size_t step = tile_bytes(groups);
     global const uchar* first = weights + ((size_t)block.x * pairs + pair) * 2 * step;
     float16 results[2 * SLOT_BLOCK];
-    rows_through_pair(first, groups, packed_groups, x + (size_t)block.y * packed_groups * GROUP,
-                      sums + (size_t)block.y * packed_groups * 3, count, count, results);
+    rows_through_pair(first, groups, packed_groups, x + (size_t)block.y * packed_groups * GROUP_FLOATS,
+                      sums + (size_t)block.y * packed_groups * 3, count, results);
     for (int r = 0; r < count; r++) {
         global float* row = y + (size_t)(block.y + r) * stride;
         vstore16(results[2 * r], 2 * pair, row);

@@ -6,11 +6,8 @@
 // vocabulary is cut into HEAD_SLICES, which depend on its size alone; merge_head puts a row's slices together in their
 // order. What a row gets depends on that row alone.
 
-#define ROW_BLOCK 64       // rows that one work-item takes through a slice
 #define LEAST_SHARE -42.0f // e^this of the largest weight is too little to change a sum, for any vocabulary
 #define NO_SHARE -200.0f   // e^this is zero
-
-ADD_ROWS(2)
 
 inline float16 weight_of(float16 code, float16 scale, float16 offset) {
 #ifdef CENTRE
@@ -262,16 +259,11 @@ EXPLICIT_VECTOR kernel void stream_head(float temperature, uint key0, uint key1,
         state[r].total = state[r].weighted = 0.0f;
         state[r].best_token = state[r].drawn_token = state[r].bad = 0;
     }
-    float16 codes[2 * GROUP], scales[2 * (GROUP / SCALE_GROUP)], offsets[2 * (GROUP / SCALE_GROUP)];
     float16 logits[2 * ROW_BLOCK];
     for (int pair = from; pair < to; pair++) {
         global const uchar* tiles = table + (size_t)pair * 2 * step_bytes;
-        for (int r = 0; r < 2 * count; r++) logits[r] = 0.0f;
-        for (int g = 0; g < groups; g++) {
-            load_group(tiles, step_bytes, 2, g, codes, scales, offsets);
-            add_rows_2(codes, scales, offsets, x + ((size_t)g * rows + start) * GROUP,
-                       group_sums(sums, packed_groups, rows, g) + start, rows, count, logits);
-        }
+        rows_through_pair(tiles, groups, packed_groups, x + (size_t)start * packed_groups * GROUP_FLOATS,
+                          sums + (size_t)start * packed_groups * 3, count, logits);
         // Rows for which these tokens have weight, moved together.
         int active[ROW_BLOCK], some = 0;
         float shares[ROW_BLOCK];

@@ -73,8 +73,6 @@ EXPLICIT_VECTOR kernel void matvec(global const uchar* weights, global const flo
     }
 }
 
-#define ROW_BLOCK 64 // rows that one work-item takes through a pair of tiles
-
 // Many rows. x, sums: packed activations as pack_rows writes them. y, other: f32, `stride` values a row, from `y_at` on.
 // Global size: pairs x row blocks.
 EXPLICIT_VECTOR kernel void matmul(global const uchar* weights, global const float* x, global const float* sums,
@@ -85,7 +83,8 @@ EXPLICIT_VECTOR kernel void matmul(global const uchar* weights, global const flo
     const int count = min(ROW_BLOCK, rows - start);
     global const uchar* first = weights + (size_t)pair * 2 * tile_bytes(groups);
     float16 results[2 * ROW_BLOCK];
-    rows_through_pair(first, groups, packed_groups, x + (size_t)start * GROUP, sums + start, rows, count, results);
+    rows_through_pair(first, groups, packed_groups, x + (size_t)start * packed_groups * GROUP_FLOATS,
+                      sums + (size_t)start * packed_groups * 3, count, results);
     for (int r = 0; r < count; r++) {
         const size_t at = (size_t)(start + r) * stride + y_at;
         finish_pair(finish, results[2 * r], results[2 * r + 1], pair, other + at, y + at);

@@ -72,7 +72,7 @@ EXPLICIT_VECTOR kernel void pack_for_experts(global const float* x, global const
         const int slot = places[(size_t)row * top + k];
         const int4 block = blocks[block_of[slot]];
         const int rows = block.z, r = slot - block.y;
-        global float* out = packed + (size_t)block.y * groups * GROUP;
+        global float* out = packed + (size_t)block.y * groups * GROUP_FLOATS;
         global float* block_sums = sums + (size_t)block.y * groups * 3;
         for (int g = 0; g < groups; g++)
             pack_group(vload16(2 * g, h), vload16(2 * g + 1, h), out, block_sums, g, groups, r, rows);

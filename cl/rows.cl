@@ -8,8 +8,10 @@ EXPLICIT_VECTOR kernel void pack_rows(global const float* x, global const float*
     const int row = get_global_id(0), rows = get_global_size(0);
     const size_t at = (size_t)row * stride;
     prepare_row(x + at, branch + at, branch_weight, norm_weight, new_rows + at, 1, flags, n, groups * GROUP, epsilon, h);
+    const int start = row / ROW_BLOCK * ROW_BLOCK, count = min(ROW_BLOCK, rows - start);
     for (int g = 0; g < groups; g++)
-        pack_group(vload16(2 * g, h), vload16(2 * g + 1, h), packed, sums, g, groups, row, rows);
+        pack_group(vload16(2 * g, h), vload16(2 * g + 1, h), packed + (size_t)start * groups * GROUP_FLOATS,
+                   sums + (size_t)start * groups * 3, g, groups, row - start, count);
 }
 
 // Each row becomes its RMS norm without a weight: rows f32 [rows][stride], zero from n on. One work-item a row.

@@ -206,6 +206,8 @@ pub struct DeviceConfig {
     pub kv_cache: CacheKind,
     /// Threads of a CPU device; all processors when unset.
     pub threads: Option<usize>,
+    /// Use the matrix unit of the host's processor where a model's kernels can.
+    pub matrix_unit: bool,
     /// Time every kernel (costs a few per cent).
     pub profiling: bool,
 }
@@ -424,6 +426,7 @@ fn read_device(s: &mut Sources, places: &Places) -> Result<DeviceConfig, ConfigE
             _ => CacheKind::F16,
         },
         threads: nonzero(s.integer("device.threads", 0, 0, 4096)?),
+        matrix_unit: s.any("device.matrix_unit", true)?,
         profiling: s.any("device.profiling", false)?,
     })
 }

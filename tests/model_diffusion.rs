@@ -7,10 +7,8 @@ mod support;
 use std::sync::Arc;
 
 use axe::checkpoint::gguf::Gguf;
-use axe::model::diffusion_gemma::{
-    DenoiseStep, DenseWeights, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, ExpertWeights,
-};
-use axe::ops::CacheKind;
+use axe::model::diffusion_gemma::{DenoiseStep, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions};
+use axe::ops::{CacheKind, Products};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use support::fixture;
@@ -28,16 +26,9 @@ fn gguf(name: &str) -> DiffusionCheckpoint {
     DiffusionCheckpoint::Gguf(Arc::new(Gguf::open(&fixture(name)).unwrap()))
 }
 
-fn load(checkpoint: &DiffusionCheckpoint, rows: usize) -> DiffusionGemma {
-    let options = DiffusionOptions {
-        context: 256,
-        rows,
-        vocabulary: None,
-        cache: CacheKind::F32,
-        cache_dir: None,
-        experts: ExpertWeights::AsStored,
-        dense: DenseWeights::AsStored,
-    };
+fn load(checkpoint: &DiffusionCheckpoint, matrix_unit: bool) -> DiffusionGemma {
+    let options =
+        DiffusionOptions { rows: 64, cache: CacheKind::F32, matrix_unit, ..DiffusionOptions::new(256) };
     DiffusionGemma::load(support::device(), checkpoint, &options, &mut |_| {}).unwrap()
 }
 
@@ -126,7 +117,21 @@ fn assert_routes(what: &str, found: &[Vec<i32>], tensors: &SafeTensors<'_>, pref
     assert!(compared > 0, "{what}: nothing to compare");
 }
 
-fn check(model: &mut DiffusionGemma, folder: &str) {
+/// By vectors, and by the matrix unit where there is one.
+fn check(checkpoint: &DiffusionCheckpoint, folder: &str) {
+    for matrix_unit in [false, true] {
+        let mut model = load(checkpoint, matrix_unit);
+        if model.products() == Products::MatrixUnit {
+            assert!(matrix_unit, "used although it is turned off");
+        } else if matrix_unit {
+            println!("no matrix unit here, or it may not be used: only vectors are tested");
+            continue;
+        }
+        agrees(&mut model, folder);
+    }
+}
+
+fn agrees(model: &mut DiffusionGemma, folder: &str) {
     let (layers, window) = (model.config().layers.clone(), model.config().window);
     for (name, case) in cases(folder) {
         let tensors = SafeTensors::deserialize(&case.file).unwrap();
@@ -154,7 +159,7 @@ fn check(model: &mut DiffusionGemma, folder: &str) {
             (0..layers.len()).map(|layer| model.chosen_experts(layer, case.canvas.len()).unwrap()).collect();
         let expected = floats(&tensors, "logits").1;
         let off = logits.iter().zip(&expected).map(|(f, e)| (f - e).abs()).fold(0f32, f32::max);
-        println!("{folder} {name}: logits within {off:.2e}");
+        println!("{folder} {name} by {:?}: logits within {off:.2e}", model.products());
         assert_near(&format!("{folder} {name} logits"), &logits, &expected, TOLERANCE);
         assert_routes(&format!("{folder} {name} decoder"), &routes, &tensors, "dec");
         streaming_head_agrees(model, &case, previous.is_none(), &logits);
@@ -199,15 +204,15 @@ fn streaming_head_agrees(model: &mut DiffusionGemma, case: &Case, first: bool, l
 
 #[test]
 fn random_model_in_bf16_agrees_with_the_reference() {
-    check(&mut load(&directory("diffusion-random/model"), 64), "diffusion-random");
+    check(&directory("diffusion-random/model"), "diffusion-random");
 }
 
 #[test]
 fn random_model_as_gguf_agrees_with_the_reference() {
-    check(&mut load(&gguf("diffusion-random/model.gguf"), 64), "diffusion-random");
+    check(&gguf("diffusion-random/model.gguf"), "diffusion-random");
 }
 
 #[test]
 fn trained_model_agrees_with_the_reference() {
-    check(&mut load(&directory("tiny-diffusiongemma"), 64), "diffusion-trained");
+    check(&directory("tiny-diffusiongemma"), "diffusion-trained");
 }

@@ -6,9 +6,7 @@ mod support;
 
 use axe::decode::diffusion::DiffusionOptions as Choices;
 use axe::decode::{Backend, Denoising, DiffusionBackend, Sampling, Step};
-use axe::model::diffusion_gemma::{
-    DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, ExpertWeights, GenerationConfig,
-};
+use axe::model::diffusion_gemma::{DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, GenerationConfig};
 use axe::ops::CacheKind;
 use support::{cache_dir, device, fixture};
 
@@ -23,14 +21,8 @@ const RING: usize = (WINDOW - 1 + 32 + 512_usize).next_multiple_of(64);
 /// A model whose passes have up to `rows` rows. With 32, prompts of more than 600 tokens go around the rings.
 fn open(rows: usize, cache: CacheKind) -> DiffusionGemma {
     let checkpoint = DiffusionCheckpoint::open(&fixture("tiny-diffusiongemma")).unwrap();
-    let options = DiffusionOptions {
-        context: CONTEXT,
-        rows,
-        vocabulary: None,
-        cache,
-        cache_dir: Some(cache_dir()),
-        experts: ExpertWeights::AsStored,
-    };
+    let options =
+        DiffusionOptions { rows, cache, cache_dir: Some(cache_dir()), ..DiffusionOptions::new(CONTEXT) };
     DiffusionGemma::load(device(), &checkpoint, &options, &mut |_| {}).unwrap()
 }
 
@@ -267,7 +259,11 @@ fn a_request_that_was_left_leaves_nothing_wrong_behind() {
         leave(&mut warm, &prompt, steps);
         let (said, _, reused) = run(&mut warm, &longer);
         // The first canvas is encoded with the first step of the second.
-        assert_eq!(reused, if steps > encoded { 200 + CANVAS } else { 200.min(steps * 32) }, "after {steps} steps");
+        assert_eq!(
+            reused,
+            if steps > encoded { 200 + CANVAS } else { 200.min(steps * 32) },
+            "after {steps} steps"
+        );
         assert!(said == expected_longer, "longer after {steps} steps");
     }
 }

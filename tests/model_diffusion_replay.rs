@@ -20,12 +20,11 @@ const TRAINED: [&str; 8] =
 fn open(name: &str, experts: ExpertWeights, cache: CacheKind) -> (DiffusionGemma, GenerationConfig) {
     let checkpoint = DiffusionCheckpoint::open(&fixture(name)).unwrap();
     let options = DiffusionOptions {
-        context: 512,
         rows: 64,
-        vocabulary: None,
         cache,
         cache_dir: Some(cache_dir()),
         experts,
+        ..DiffusionOptions::new(512)
     };
     let model = DiffusionGemma::load(device(), &checkpoint, &options, &mut |_| {}).unwrap();
     (model, checkpoint.generation_config().unwrap())

@@ -23,14 +23,13 @@ fn simulated() -> bool {
     std::env::var("AXE_TEST_PLATFORM").is_ok_and(|platform| platform == "oclgrind")
 }
 
-fn open() -> (Device, Kernels) {
+fn flavours() -> Vec<(Device, Kernels)> {
     let device = if simulated() {
         Device::open(&DeviceSelector::default(), &DeviceOptions::default()).unwrap()
     } else {
         support::device()
     };
-    let kernels = Kernels::new(&device).unwrap();
-    (device, kernels)
+    support::flavours(&device)
 }
 
 /// Runs `test` on the same cases every time.
@@ -258,8 +257,9 @@ impl<'a> Setup<'a> {
 
     fn packed(&self, first: usize, rows: usize) -> (Buffer, Buffer) {
         let x = upload(self.device, &self.x[first * self.stride..][..rows * self.stride]);
-        let packed = poisoned(self.device, rows * self.stride);
-        let sums = poisoned(self.device, rows * self.stride / 32 * 3);
+        let products = self.kernels.products();
+        let packed = poisoned(self.device, products.packed_values(rows, self.stride));
+        let sums = poisoned(self.device, products.sums_values(rows, self.stride));
         let input = RowInput {
             rows: &x,
             at: 0,
@@ -503,20 +503,22 @@ fn head_holds(device: &Device, kernels: &Kernels, format: Format, case: &Case) -
 
 #[test]
 fn the_head_is_right_whatever_its_shape_and_the_same_however_rows_are_grouped() {
-    let (device, kernels) = open();
-    for format in Format::ALL {
-        println!("{}", format.name());
-        check(if simulated() { 3 } else { 25 }, &Case::strategy(format), |case| {
-            head_holds(&device, &kernels, format, &case)
-        });
+    for (device, kernels) in flavours() {
+        for format in Format::ALL {
+            println!("{}", format.name());
+            check(if simulated() { 3 } else { 25 }, &Case::strategy(format), |case| {
+                head_holds(&device, &kernels, format, &case)
+            });
+        }
     }
 }
 
 #[test]
 fn the_heads_self_test_passes_for_every_format() {
-    let (device, kernels) = open();
-    for format in Format::ALL {
-        self_test_head(&device, &kernels, format).unwrap();
+    for (device, kernels) in flavours() {
+        for format in Format::ALL {
+            self_test_head(&device, &kernels, format).unwrap();
+        }
     }
 }
 
@@ -536,31 +538,33 @@ fn plain_case(vocabulary: usize, hidden: usize, rows: usize) -> Case {
 
 #[test]
 fn a_row_is_the_same_alone_and_in_a_whole_canvas() {
-    let (device, kernels) = open();
-    let rows = if simulated() { 66 } else { 256 };
-    let setup = Setup::new(&device, &kernels, Format::Bf16, &plain_case(333, 70, rows));
-    let plan = HeadRun { greedy: true, ..setup.plan() };
-    let all = setup.head(0, rows, &plan, true);
-    for row in [0, 63, 64, rows - 1] {
-        let one = setup.head(row, 1, &plan, true);
-        assert_eq!(row_bits(&one.rows[0]), row_bits(&all.rows[row]), "row {row}");
-        assert!(same_bits(&one.soft, &all.soft[row * setup.stride..][..setup.stride]), "soft row {row}");
+    for (device, kernels) in flavours() {
+        let rows = if simulated() { 66 } else { 256 };
+        let setup = Setup::new(&device, &kernels, Format::Bf16, &plain_case(333, 70, rows));
+        let plan = HeadRun { greedy: true, ..setup.plan() };
+        let all = setup.head(0, rows, &plan, true);
+        for row in [0, 63, 64, rows - 1] {
+            let one = setup.head(row, 1, &plan, true);
+            assert_eq!(row_bits(&one.rows[0]), row_bits(&all.rows[row]), "row {row}");
+            assert!(same_bits(&one.soft, &all.soft[row * setup.stride..][..setup.stride]), "soft row {row}");
+        }
     }
 }
 
 #[test]
 fn one_bad_weight_is_named_by_its_token() {
-    let (device, kernels) = open();
-    for (bad_token, value) in [(5usize, f32::NAN), (78, f32::INFINITY), (99, f32::NEG_INFINITY)] {
-        let case = plain_case(100, 40, 3);
-        let mut setup = Setup::new(&device, &kernels, Format::F32, &case);
-        let size = Format::F32.tile_bytes(case.hidden);
-        let row = value.to_le_bytes();
-        let tile = &mut setup.tiles[bad_token / TILE * size..][..size];
-        Format::F32.put_numbers(tile, bad_token % TILE, &row);
-        device.write(&setup.table.buffer, 0, &setup.tiles).unwrap();
-        for row in setup.head(0, case.rows, &setup.plan(), true).rows {
-            assert_eq!(row.bad, 1 + bad_token as i32, "{value}");
+    for (device, kernels) in flavours() {
+        for (bad_token, value) in [(5usize, f32::NAN), (78, f32::INFINITY), (99, f32::NEG_INFINITY)] {
+            let case = plain_case(100, 40, 3);
+            let mut setup = Setup::new(&device, &kernels, Format::F32, &case);
+            let size = Format::F32.tile_bytes(case.hidden);
+            let row = value.to_le_bytes();
+            let tile = &mut setup.tiles[bad_token / TILE * size..][..size];
+            Format::F32.put_numbers(tile, bad_token % TILE, &row);
+            device.write(&setup.table.buffer, 0, &setup.tiles).unwrap();
+            for row in setup.head(0, case.rows, &setup.plan(), true).rows {
+                assert_eq!(row.bad, 1 + bad_token as i32, "{value}");
+            }
         }
     }
 }
@@ -580,155 +584,159 @@ fn noise_comes_from_philox() {
 #[test]
 fn samples_follow_the_softmax() {
     const BINS: usize = 20;
-    let (device, kernels) = open();
-    let rows = if simulated() { 8 } else { 64 };
-    let mut case = plain_case(300, 16, rows);
-    case.temperature = 0.7;
-    let mut setup = Setup::new(&device, &kernels, Format::F32, &case);
-    let first = setup.x[..setup.stride].to_vec();
-    setup.x = first.repeat(rows);
-    let processed: Vec<f64> =
-        setup.logits(case.softcap)[0].iter().map(|&l| f64::from(l / case.temperature)).collect();
-    let reference = head_reference(&processed, 0, |_, _| 0.0);
-    let mut counts = vec![0f64; BINS];
-    let mut expected = vec![0f64; BINS];
-    let runs = if simulated() { 4 } else { 100 };
-    for (token, p) in reference.probabilities.iter().enumerate() {
-        expected[token % BINS] += p * (runs * rows) as f64;
-    }
-    let (packed, sums) = setup.packed(0, rows);
-    let state = HeadState::new(&device, rows, case.hidden, false).unwrap();
-    let mut launches = kernels
-        .streaming_head(&device, &setup.table, &packed, &sums, rows, &setup.options(), &state)
-        .unwrap();
-    let mut seen = std::collections::HashSet::new();
-    for at in 0..runs {
-        let plan = HeadRun {
-            seed: if at % 3 == 0 { at as u64 } else { (at as u64) << 32 },
-            canvas: (at % 5) as u32,
-            step: (at % 7) as u32,
-            ..setup.plan()
-        };
-        plan.set(&device, &mut launches, &state).unwrap();
-        run(&device, &launches);
-        let drawn: Vec<i32> = state.read(&device, rows).unwrap().iter().map(|row| row.sampled).collect();
-        for &token in &drawn {
-            counts[token as usize % BINS] += 1.0;
+    for (device, kernels) in flavours() {
+        let rows = if simulated() { 8 } else { 64 };
+        let mut case = plain_case(300, 16, rows);
+        case.temperature = 0.7;
+        let mut setup = Setup::new(&device, &kernels, Format::F32, &case);
+        let first = setup.x[..setup.stride].to_vec();
+        setup.x = first.repeat(rows);
+        let processed: Vec<f64> =
+            setup.logits(case.softcap)[0].iter().map(|&l| f64::from(l / case.temperature)).collect();
+        let reference = head_reference(&processed, 0, |_, _| 0.0);
+        let mut counts = vec![0f64; BINS];
+        let mut expected = vec![0f64; BINS];
+        let runs = if simulated() { 4 } else { 100 };
+        for (token, p) in reference.probabilities.iter().enumerate() {
+            expected[token % BINS] += p * (runs * rows) as f64;
         }
-        assert!(seen.insert(drawn), "two runs with other counters draw the same");
+        let (packed, sums) = setup.packed(0, rows);
+        let state = HeadState::new(&device, rows, case.hidden, false).unwrap();
+        let mut launches = kernels
+            .streaming_head(&device, &setup.table, &packed, &sums, rows, &setup.options(), &state)
+            .unwrap();
+        let mut seen = std::collections::HashSet::new();
+        for at in 0..runs {
+            let plan = HeadRun {
+                seed: if at % 3 == 0 { at as u64 } else { (at as u64) << 32 },
+                canvas: (at % 5) as u32,
+                step: (at % 7) as u32,
+                ..setup.plan()
+            };
+            plan.set(&device, &mut launches, &state).unwrap();
+            run(&device, &launches);
+            let drawn: Vec<i32> = state.read(&device, rows).unwrap().iter().map(|row| row.sampled).collect();
+            for &token in &drawn {
+                counts[token as usize % BINS] += 1.0;
+            }
+            assert!(seen.insert(drawn), "two runs with other counters draw the same");
+        }
+        let chi: f64 = counts.iter().zip(&expected).map(|(c, e)| (c - e) * (c - e) / e).sum();
+        // 19 degrees of freedom: above 60 once in two hundred thousand.
+        assert!(chi < 60.0, "chi-square {chi}: {counts:?} for {expected:?}");
     }
-    let chi: f64 = counts.iter().zip(&expected).map(|(c, e)| (c - e) * (c - e) / e).sum();
-    // 19 degrees of freedom: above 60 once in two hundred thousand.
-    assert!(chi < 60.0, "chi-square {chi}: {counts:?} for {expected:?}");
 }
 
 #[test]
 fn embedding_rows_are_the_tables_own() {
-    let (device, kernels) = open();
-    for format in Format::ALL {
-        let hidden = if format.block_groups() == 8 { 256 } else { 96 };
-        let setup = Setup::new(&device, &kernels, format, &plain_case(75, hidden, 1));
-        let ids: Vec<i32> = vec![0, 74, 16, 15, 3, 3, 47, -1, i32::MAX, i32::MIN];
-        let (good, stride) = (7, setup.stride);
-        let out = poisoned(&device, (ids.len() + 1) * stride);
-        let launch = kernels
-            .embed(&device, &setup.table, &upload(&device, &ids), ids.len(), 53.0, &out, stride)
-            .unwrap();
-        run(&device, &[launch]);
-        let found = download(&device, &out);
-        for (row, &id) in ids[..good].iter().enumerate() {
-            let expected = embed_reference(format, &setup.tiles, hidden, id as usize, 53.0);
-            assert!(same_bits(&found[row * stride..][..hidden], &expected), "{} id {id}", format.name());
-            assert!(found[row * stride + hidden..(row + 1) * stride].iter().all(|&v| v == 0.0));
+    for (device, kernels) in flavours() {
+        for format in Format::ALL {
+            let hidden = if format.block_groups() == 8 { 256 } else { 96 };
+            let setup = Setup::new(&device, &kernels, format, &plain_case(75, hidden, 1));
+            let ids: Vec<i32> = vec![0, 74, 16, 15, 3, 3, 47, -1, i32::MAX, i32::MIN];
+            let (good, stride) = (7, setup.stride);
+            let out = poisoned(&device, (ids.len() + 1) * stride);
+            let launch = kernels
+                .embed(&device, &setup.table, &upload(&device, &ids), ids.len(), 53.0, &out, stride)
+                .unwrap();
+            run(&device, &[launch]);
+            let found = download(&device, &out);
+            for (row, &id) in ids[..good].iter().enumerate() {
+                let expected = embed_reference(format, &setup.tiles, hidden, id as usize, 53.0);
+                assert!(same_bits(&found[row * stride..][..hidden], &expected), "{} id {id}", format.name());
+                assert!(found[row * stride + hidden..(row + 1) * stride].iter().all(|&v| v == 0.0));
+            }
+            assert!(is_poison(&found[ids.len() * stride..]), "rows behind the last are written");
         }
-        assert!(is_poison(&found[ids.len() * stride..]), "rows behind the last are written");
     }
 }
 
 #[test]
 fn soft_embeddings_of_given_logits_are_those_of_the_head() {
-    let (device, kernels) = open();
-    for format in Format::ALL {
-        let hidden = match format {
-            Format::F32 | Format::F16 | Format::Bf16 => 77,
-            Format::Q4K | Format::Q5K | Format::Q6K => 256,
-            _ => 96,
-        };
-        let rows = if simulated() { 5 } else { 9 };
-        let mut case = plain_case(if simulated() { 50 } else { 211 }, hidden, rows);
-        case.temperature = 0.6;
-        let setup = Setup::new(&device, &kernels, format, &case);
-        let processed: Vec<Vec<f32>> = setup
-            .logits(case.softcap)
-            .iter()
-            .map(|row| row.iter().map(|l| l / case.temperature).collect())
-            .collect();
-        let from_stride = round_up(case.vocabulary, TILE);
-        let soft = |rows: &[Vec<f32>]| -> Vec<f32> {
-            let padded: Vec<f32> = rows
+    for (device, kernels) in flavours() {
+        for format in Format::ALL {
+            let hidden = match format {
+                Format::F32 | Format::F16 | Format::Bf16 => 77,
+                Format::Q4K | Format::Q5K | Format::Q6K => 256,
+                _ => 96,
+            };
+            let rows = if simulated() { 5 } else { 9 };
+            let mut case = plain_case(if simulated() { 50 } else { 211 }, hidden, rows);
+            case.temperature = 0.6;
+            let setup = Setup::new(&device, &kernels, format, &case);
+            let processed: Vec<Vec<f32>> = setup
+                .logits(case.softcap)
                 .iter()
-                .flat_map(|row| {
-                    // Whatever lies past the vocabulary does not count.
-                    row.iter().copied().chain(std::iter::repeat(f32::NAN)).take(from_stride)
-                })
+                .map(|row| row.iter().map(|l| l / case.temperature).collect())
                 .collect();
-            let logits = upload(&device, &padded);
-            let out = poisoned(&device, (rows.len() + 1) * setup.stride);
-            let launches = kernels
-                .soft_embedding(
-                    &device,
-                    &setup.table,
-                    &logits,
-                    from_stride,
-                    rows.len(),
-                    &setup.options(),
-                    &out,
-                    setup.stride,
-                )
-                .unwrap();
-            run(&device, &launches);
-            let mut found = download(&device, &out);
-            assert!(is_poison(&found[rows.len() * setup.stride..]));
-            found.truncate(rows.len() * setup.stride);
-            found
-        };
-        let all = soft(&processed);
-        let streamed = setup.head(0, rows, &setup.plan(), true);
-        for (row, processed) in processed.iter().enumerate() {
-            let wide: Vec<f64> = processed.iter().map(|&l| f64::from(l)).collect();
-            for found in [&all, &streamed.soft] {
-                setup.check_soft(row, &wide, &found[row * setup.stride..][..setup.stride]).unwrap();
+            let from_stride = round_up(case.vocabulary, TILE);
+            let soft = |rows: &[Vec<f32>]| -> Vec<f32> {
+                let padded: Vec<f32> = rows
+                    .iter()
+                    .flat_map(|row| {
+                        // Whatever lies past the vocabulary does not count.
+                        row.iter().copied().chain(std::iter::repeat(f32::NAN)).take(from_stride)
+                    })
+                    .collect();
+                let logits = upload(&device, &padded);
+                let out = poisoned(&device, (rows.len() + 1) * setup.stride);
+                let launches = kernels
+                    .soft_embedding(
+                        &device,
+                        &setup.table,
+                        &logits,
+                        from_stride,
+                        rows.len(),
+                        &setup.options(),
+                        &out,
+                        setup.stride,
+                    )
+                    .unwrap();
+                run(&device, &launches);
+                let mut found = download(&device, &out);
+                assert!(is_poison(&found[rows.len() * setup.stride..]));
+                found.truncate(rows.len() * setup.stride);
+                found
+            };
+            let all = soft(&processed);
+            let streamed = setup.head(0, rows, &setup.plan(), true);
+            for (row, processed) in processed.iter().enumerate() {
+                let wide: Vec<f64> = processed.iter().map(|&l| f64::from(l)).collect();
+                for found in [&all, &streamed.soft] {
+                    setup.check_soft(row, &wide, &found[row * setup.stride..][..setup.stride]).unwrap();
+                }
             }
+            let one = soft(&processed[rows - 1..]);
+            assert!(same_bits(&one, &all[(rows - 1) * setup.stride..]), "{}: a row alone", format.name());
         }
-        let one = soft(&processed[rows - 1..]);
-        assert!(same_bits(&one, &all[(rows - 1) * setup.stride..]), "{}: a row alone", format.name());
     }
 }
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let (device, kernels) = open();
-    let case = plain_case(64, 64, 2);
-    let setup = Setup::new(&device, &kernels, Format::F32, &case);
-    let (packed, sums) = setup.packed(0, 2);
-    let state = HeadState::new(&device, 2, 64, true).unwrap();
-    let head = |rows: usize, options: &HeadOptions| {
-        kernels.streaming_head(&device, &setup.table, &packed, &sums, rows, options, &state)
-    };
-    let options = setup.options();
-    assert!(head(3, &options).is_err(), "more rows than room");
-    assert!(
-        head(2, &HeadOptions { vocabulary: 72, ..options }).is_err(),
-        "more tokens than rows of the table"
-    );
-    assert!(head(2, &HeadOptions { softcap: f32::NAN, ..options }).is_err(), "a cap that is no number");
-    let mut launches = head(2, &options).unwrap();
-    for temperature in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-        let plan = HeadRun { temperature, ..setup.plan() };
-        assert!(plan.set(&device, &mut launches, &state).is_err(), "temperature {temperature}");
+    for (device, kernels) in flavours() {
+        let case = plain_case(64, 64, 2);
+        let setup = Setup::new(&device, &kernels, Format::F32, &case);
+        let (packed, sums) = setup.packed(0, 2);
+        let state = HeadState::new(&device, 2, 64, true).unwrap();
+        let head = |rows: usize, options: &HeadOptions| {
+            kernels.streaming_head(&device, &setup.table, &packed, &sums, rows, options, &state)
+        };
+        let options = setup.options();
+        assert!(head(3, &options).is_err(), "more rows than room");
+        assert!(
+            head(2, &HeadOptions { vocabulary: 72, ..options }).is_err(),
+            "more tokens than rows of the table"
+        );
+        assert!(head(2, &HeadOptions { softcap: f32::NAN, ..options }).is_err(), "a cap that is no number");
+        let mut launches = head(2, &options).unwrap();
+        for temperature in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            let plan = HeadRun { temperature, ..setup.plan() };
+            assert!(plan.set(&device, &mut launches, &state).is_err(), "temperature {temperature}");
+        }
+        let plan = HeadRun { barred: &[0; 65], ..setup.plan() };
+        assert!(plan.set(&device, &mut launches, &state).is_err(), "too many barred ids");
+        assert!(setup.plan().set(&device, &mut launches[..1], &state).is_err(), "one launch");
+        assert!(HeadState::bytes(256, 2816, true) < 64 << 20);
     }
-    let plan = HeadRun { barred: &[0; 65], ..setup.plan() };
-    assert!(plan.set(&device, &mut launches, &state).is_err(), "too many barred ids");
-    assert!(setup.plan().set(&device, &mut launches[..1], &state).is_err(), "one launch");
-    assert!(HeadState::bytes(256, 2816, true) < 64 << 20);
 }

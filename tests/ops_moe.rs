@@ -181,9 +181,8 @@ impl Mixture {
         let new_rows = poisoned(device, rows * stride + GUARD);
         let input = self.input(&x, &branch, &branch_norm, &norm, &new_rows);
         let inner_stride = round_up(case.inner, STRIDE_MULTIPLE);
-        let guarded = |values: usize| (poisoned(device, values + GUARD), values);
-        let (packed, sums) = (guarded(slots * stride), guarded(slots * stride / 32 * 3));
-        let (inner, inner_sums) = (guarded(slots * inner_stride), guarded(slots * inner_stride / 32 * 3));
+        let [packed, sums] = poisoned_packed(device, kernels, slots, stride);
+        let [inner, inner_sums] = poisoned_packed(device, kernels, slots, inner_stride);
         let (width, out_stride) = (round_up(hidden, ROW_MULTIPLE), round_up(hidden, ROW_MULTIPLE) + 3);
         let out = poisoned(device, slots * out_stride + GUARD);
         let launches = [
@@ -324,12 +323,10 @@ impl Mixture {
         let (branch_norm, norm) = (upload(device, &self.norms[0]), upload(device, &self.norms[1]));
         let new_rows = poisoned(device, rows * stride);
         let input = self.input(&x, &branch, &branch_norm, &norm, &new_rows);
-        let buffers =
-            |columns: usize| (poisoned(device, rows * columns), poisoned(device, rows * columns / 32 * 3));
-        let (packed, sums) = buffers(stride);
+        let [(packed, _), (sums, _)] = poisoned_packed(device, kernels, rows, stride);
         device.enqueue(&kernels.pack_rows(device, &input, rows, &packed, &sums).unwrap()).unwrap();
         let inner_stride = round_up(case.inner, STRIDE_MULTIPLE);
-        let (inner_packed, inner_sums) = buffers(inner_stride);
+        let [(inner_packed, _), (inner_sums, _)] = poisoned_packed(device, kernels, rows, inner_stride);
         for (expert, (gate_up, down)) in self.single.iter().enumerate() {
             if !passed.chosen.contains(&(expert as u32)) {
                 continue;
@@ -491,46 +488,48 @@ fn mixture_holds(
 
 #[test]
 fn mixtures_are_right_whatever_their_shape_and_rows_the_same_in_any_company() {
-    let (device, kernels) = open();
-    for format in Format::ALL {
-        println!("{}", format.name());
-        // In the simulator the formats that experts are stored in.
-        if simulated() && !matches!(format, Format::W4 | Format::Bf16 | Format::Q6K) {
-            continue;
+    for (device, kernels) in flavours() {
+        for format in Format::ALL {
+            println!("{}", format.name());
+            // In the simulator the formats that experts are stored in.
+            if simulated() && !matches!(format, Format::W4 | Format::Bf16 | Format::Q6K) {
+                continue;
+            }
+            check(if simulated() { 2 } else { 12 }, &Case::strategy(format), |case| {
+                mixture_holds(&device, &kernels, format, &case)
+            });
         }
-        check(if simulated() { 2 } else { 12 }, &Case::strategy(format), |case| {
-            mixture_holds(&device, &kernels, format, &case)
-        });
     }
 }
 
 #[test]
 fn runs_of_an_expert_are_cut_into_blocks() {
-    let (device, kernels) = open();
-    // One expert for all, on and around the size of a block; and few experts with long runs.
-    let shapes: &[(usize, usize, usize)] = if simulated() {
-        &[(1, 1, 129)]
-    } else {
-        &[(1, 1, 64), (1, 1, 127), (1, 1, 128), (1, 1, 129), (2, 2, 190), (3, 2, 256), (17, 8, 256)]
-    };
-    for &(experts, top, rows) in shapes {
-        for format in [Format::W4, Format::Q6K, Format::Bf16] {
-            if simulated() && format != Format::W4 {
-                continue;
-            }
-            let case = Case {
-                experts,
-                top,
-                rows,
-                hidden: if format == Format::Q6K { 256 } else { 64 },
-                inner: if format == Format::Q6K { 256 } else { 96 },
-                activation: Activation::GeluTanh,
-                prepared: false,
-                ties: false,
-                seed: rows as u64,
-            };
-            if let Err(error) = mixture_holds(&device, &kernels, format, &case) {
-                panic!("{} {case:?}: {error}", format.name());
+    for (device, kernels) in flavours() {
+        // One expert for all, on and around the size of a block; and few experts with long runs.
+        let shapes: &[(usize, usize, usize)] = if simulated() {
+            &[(1, 1, 129)]
+        } else {
+            &[(1, 1, 64), (1, 1, 127), (1, 1, 128), (1, 1, 129), (2, 2, 190), (3, 2, 256), (17, 8, 256)]
+        };
+        for &(experts, top, rows) in shapes {
+            for format in [Format::W4, Format::Q6K, Format::Bf16] {
+                if simulated() && format != Format::W4 {
+                    continue;
+                }
+                let case = Case {
+                    experts,
+                    top,
+                    rows,
+                    hidden: if format == Format::Q6K { 256 } else { 64 },
+                    inner: if format == Format::Q6K { 256 } else { 96 },
+                    activation: Activation::GeluTanh,
+                    prepared: false,
+                    ties: false,
+                    seed: rows as u64,
+                };
+                if let Err(error) = mixture_holds(&device, &kernels, format, &case) {
+                    panic!("{} {case:?}: {error}", format.name());
+                }
             }
         }
     }
@@ -538,74 +537,77 @@ fn runs_of_an_expert_are_cut_into_blocks() {
 
 #[test]
 fn bad_scores_choose_valid_experts_and_spoil_only_their_row() {
-    let (device, kernels) = open();
-    let case = Case {
-        experts: 5,
-        top: 3,
-        rows: 6,
-        hidden: 40,
-        inner: 24,
-        activation: Activation::Silu,
-        prepared: true,
-        ties: false,
-        seed: 3,
-    };
-    let clean = Mixture::new(&device, Format::F32, &case);
-    let expected = clean.run(&device, &kernels, 0, 6, 6).unwrap();
-    let mut bad = Mixture::new(&device, Format::F32, &case);
-    let stride = bad.scores_stride;
-    bad.scores[stride] = f32::NAN;
-    bad.scores[2 * stride..][..5].fill(f32::NAN);
-    bad.scores[3 * stride + 4] = f32::INFINITY;
-    bad.scores[4 * stride..][..5].fill(f32::NEG_INFINITY);
-    let found = bad.run(&device, &kernels, 0, 6, 6).unwrap();
-    for row in 0..6 {
-        let mut chosen = found.chosen[row * 3..][..3].to_vec();
-        chosen.sort_unstable();
-        chosen.dedup();
-        assert!(chosen.len() == 3 && chosen[2] < 5, "row {row}: {chosen:?}");
-        let (weights, result) = (&found.weights[row * 3..][..3], &found.result[row * 40..][..40]);
-        if (1..5).contains(&row) {
-            assert!(weights.iter().all(|w| w.is_nan()), "row {row}: {weights:?}");
-            assert!(result.iter().all(|v| v.is_nan()), "row {row}: {result:?}");
-        } else {
-            assert!(same_bits(result, &expected.result[row * 40..][..40]), "row {row}");
+    for (device, kernels) in flavours() {
+        let case = Case {
+            experts: 5,
+            top: 3,
+            rows: 6,
+            hidden: 40,
+            inner: 24,
+            activation: Activation::Silu,
+            prepared: true,
+            ties: false,
+            seed: 3,
+        };
+        let clean = Mixture::new(&device, Format::F32, &case);
+        let expected = clean.run(&device, &kernels, 0, 6, 6).unwrap();
+        let mut bad = Mixture::new(&device, Format::F32, &case);
+        let stride = bad.scores_stride;
+        bad.scores[stride] = f32::NAN;
+        bad.scores[2 * stride..][..5].fill(f32::NAN);
+        bad.scores[3 * stride + 4] = f32::INFINITY;
+        bad.scores[4 * stride..][..5].fill(f32::NEG_INFINITY);
+        let found = bad.run(&device, &kernels, 0, 6, 6).unwrap();
+        for row in 0..6 {
+            let mut chosen = found.chosen[row * 3..][..3].to_vec();
+            chosen.sort_unstable();
+            chosen.dedup();
+            assert!(chosen.len() == 3 && chosen[2] < 5, "row {row}: {chosen:?}");
+            let (weights, result) = (&found.weights[row * 3..][..3], &found.result[row * 40..][..40]);
+            if (1..5).contains(&row) {
+                assert!(weights.iter().all(|w| w.is_nan()), "row {row}: {weights:?}");
+                assert!(result.iter().all(|v| v.is_nan()), "row {row}: {result:?}");
+            } else {
+                assert!(same_bits(result, &expected.result[row * 40..][..40]), "row {row}");
+            }
         }
+        // A NaN is the last to be chosen.
+        assert!(!found.chosen[3..6].contains(&0));
     }
-    // A NaN is the last to be chosen.
-    assert!(!found.chosen[3..6].contains(&0));
 }
 
 #[test]
 fn sizes_that_do_not_fit_are_refused() {
-    let (device, kernels) = open();
-    for (experts, top, rows) in [(4, 5, 1), (4, 0, 1), (0, 0, 1), (4, 2, 0), (4, 2, usize::MAX)] {
-        let refused = Routing::new(&device, experts, top, rows);
-        assert!(matches!(refused, Err(OpsError::Shape { .. })), "{experts} {top} {rows}");
-    }
-    let routing = Routing::new(&device, 4, 2, 8).unwrap();
-    let small = upload(&device, &[0.0; 16]);
-    assert!(kernels.sort_rows(&device, &small, &routing, 8).is_ok());
-    assert!(kernels.sort_rows(&device, &small, &routing, 9).is_err());
-    assert!(kernels.sort_rows(&device, &small, &routing, 0).is_err());
-    assert!(kernels.route(&device, &small, 4, &small, &small, &routing, 5).is_err());
-    assert!(kernels.route(&device, &small, 3, &small, &small, &routing, 1).is_err());
-    let buffer = device.alloc(Purpose::Weights, Format::W4.matrix_bytes(4 * 64, 64)).unwrap();
-    let matrix = Matrix { buffer, format: Format::W4, rows: 4 * 64, columns: 64 };
-    let big = upload(&device, &vec![0.0; 2 * 256]);
-    let down = |experts: usize, outputs: usize, stride: usize| {
-        let experts = Experts { matrix: matrix.clone(), experts, outputs };
-        kernels.expert_down(&device, &experts, &routing, 1, &big, &big, &big, stride).map(|_| ())
-    };
-    assert!(down(4, 64, 64).is_ok() && down(4, 33, 64).is_ok());
-    for (experts, outputs, stride) in [(4, 64, 63), (2, 128, 128), (4, 32, 64), (4, 65, 128)] {
-        assert!(down(experts, outputs, stride).is_err(), "{experts} {outputs} {stride}");
+    for (device, kernels) in flavours() {
+        for (experts, top, rows) in [(4, 5, 1), (4, 0, 1), (0, 0, 1), (4, 2, 0), (4, 2, usize::MAX)] {
+            let refused = Routing::new(&device, experts, top, rows);
+            assert!(matches!(refused, Err(OpsError::Shape { .. })), "{experts} {top} {rows}");
+        }
+        let routing = Routing::new(&device, 4, 2, 8).unwrap();
+        let small = upload(&device, &[0.0; 16]);
+        assert!(kernels.sort_rows(&device, &small, &routing, 8).is_ok());
+        assert!(kernels.sort_rows(&device, &small, &routing, 9).is_err());
+        assert!(kernels.sort_rows(&device, &small, &routing, 0).is_err());
+        assert!(kernels.route(&device, &small, 4, &small, &small, &routing, 5).is_err());
+        assert!(kernels.route(&device, &small, 3, &small, &small, &routing, 1).is_err());
+        let buffer = device.alloc(Purpose::Weights, Format::W4.matrix_bytes(4 * 64, 64)).unwrap();
+        let matrix = Matrix { buffer, format: Format::W4, rows: 4 * 64, columns: 64 };
+        let big = upload(&device, &vec![0.0; 4 * 256]);
+        let down = |experts: usize, outputs: usize, stride: usize| {
+            let experts = Experts { matrix: matrix.clone(), experts, outputs };
+            kernels.expert_down(&device, &experts, &routing, 1, &big, &big, &big, stride).map(|_| ())
+        };
+        assert!(down(4, 64, 64).is_ok() && down(4, 33, 64).is_ok());
+        for (experts, outputs, stride) in [(4, 64, 63), (2, 128, 128), (4, 32, 64), (4, 65, 128)] {
+            assert!(down(experts, outputs, stride).is_err(), "{experts} {outputs} {stride}");
+        }
     }
 }
 
 #[test]
 fn the_self_test_runs_every_format() {
-    let (device, kernels) = open();
-    let formats: &[Format] = if simulated() { &[Format::W4] } else { &Format::ALL };
-    self_test_moe(&device, &kernels, formats).unwrap();
+    for (device, kernels) in flavours() {
+        let formats: &[Format] = if simulated() { &[Format::W4] } else { &Format::ALL };
+        self_test_moe(&device, &kernels, formats).unwrap();
+    }
 }

@@ -13,8 +13,8 @@ use ops_support::*;
 use axe::device::{Arg, Buffer, Device, Purpose};
 use axe::ops::{
     ATTENTION_START, Activation, Attention, Cache, CacheKind, Finish, Format, Kernels, Matrix, Output,
-    Pairing, ROTATE_START, ROW_MULTIPLE, Rotation, RowInput, STRIDE_MULTIPLE, TILE, attention_reference,
-    prepare_reference, round_up,
+    Pairing, Products, ROTATE_START, ROW_MULTIPLE, Rotation, RowInput, STRIDE_MULTIPLE, TILE,
+    attention_reference, prepare_reference, round_up,
 };
 use half::f16;
 use std::ops::RangeInclusive;
@@ -173,9 +173,21 @@ impl Operands {
     }
 
     /// The product's values of one output row, padding included.
-    fn expected(&self, row: usize, prepared: &[Bounded]) -> Vec<Bounded> {
+    ///
+    /// The bound is one rounding of everything added up for each step of the longest chain of additions: 32 in a group (by
+    /// tiles 16 fused, one to join even and odd columns, and one for each of at most six products), a scale and an offset,
+    /// and one a group. Numbers that tiles add up without scales go through one product a group for each term of the
+    /// activation and each of the weight. Terms are together at most 1 + 2^-8 + 2^-16 times what they are terms of.
+    fn expected(&self, products: Products, row: usize, prepared: &[Bounded]) -> Vec<Bounded> {
         let n = self.case.columns;
-        let steps = (40 + self.matrix.format.padded_columns(n) / 32) as f64;
+        let chains = match (products, self.matrix.format) {
+            (Products::Vector, _) => 1,
+            (_, Format::F32) => 9,
+            (_, Format::F16) => 6,
+            (_, Format::Bf16) => 3,
+            _ => 1,
+        };
+        let steps = (40 + chains * self.matrix.format.padded_columns(n) / 32) as f64;
         let dot = |output: usize| -> Bounded {
             if output >= self.case.outputs {
                 return (0.0, 0.0);
@@ -257,12 +269,14 @@ impl Operands {
             device.enqueue(&kernels.matvec(device, &self.matrix, &input, finish, &output).unwrap()).unwrap();
         } else {
             padded = round_up(case.columns, STRIDE_MULTIPLE);
-            let packed = poisoned(device, rows * padded + GUARD);
-            let sums = poisoned(device, rows * padded / 32 * 3 + GUARD);
+            let [(packed, values), (sums, of_sums)] = poisoned_packed(device, kernels, rows, padded);
             device.enqueue(&kernels.pack_rows(device, &input, rows, &packed, &sums).unwrap()).unwrap();
             let launch = kernels.matmul(device, &self.matrix, &packed, &sums, rows, finish, &output).unwrap();
             device.enqueue(&launch).unwrap();
-            self.check_packed(first, rows, padded, &download(device, &packed), &download(device, &sums))?;
+            let (packed, sums) = (download(device, &packed), download(device, &sums));
+            prop_assert!(is_poison(&packed[values..]), "values behind the packed rows are written");
+            prop_assert!(is_poison(&sums[of_sums..]), "values behind the sums are written");
+            self.check_packed(kernels.products(), first, rows, padded, &packed[..values], &sums)?;
         }
         let found = download(device, out);
         let mut results = Vec::with_capacity(rows * width);
@@ -304,22 +318,29 @@ impl Operands {
         Ok((results, sums))
     }
 
-    /// What `pack_rows` leaves: `[groups][rows][32]`, its sums over 32 and 16 columns, and nothing behind.
+    /// What `pack_rows` leaves of each block of rows: `[groups][rows][32]`, and its sums over 32 and 16 columns.
     fn check_packed(
         &self,
+        products: Products,
         first: usize,
         rows: usize,
         padded: usize,
         packed: &[f32],
         sums: &[f32],
     ) -> Result<(), TestCaseError> {
-        prop_assert!(is_poison(&packed[rows * padded..]), "values behind the packed rows are written");
-        prop_assert!(is_poison(&sums[rows * padded / 32 * 3..]), "values behind the sums are written");
+        const BLOCK: usize = 64;
         let groups = padded / 32;
         for row in 0..rows {
             let (_, prepared) = self.prepared(first + row);
+            let (start, size) = (row / BLOCK * BLOCK, BLOCK.min(rows - row / BLOCK * BLOCK));
+            let packed = &packed[packed.len() / rows * start..][..packed.len() / rows * size];
+            let sums = &sums[start * groups * 3..];
             for group in 0..groups {
-                let found = &packed[(group * rows + row) * 32..][..32];
+                let at = row - start;
+                let found = match products {
+                    Products::Vector => packed[(group * size + at) * 32..][..32].to_vec(),
+                    Products::MatrixUnit => joined_terms(packed, group, at, size)?,
+                };
                 for (i, &found) in found.iter().enumerate() {
                     let (expected, off) = prepared.get(group * 32 + i).copied().unwrap_or((0.0, 0.0));
                     prop_assert!(
@@ -332,8 +353,9 @@ impl Operands {
                         off
                     );
                 }
-                let at = [group, groups + 2 * group, groups + 2 * group + 1].map(|at| sums[at * rows + row]);
-                for (sum, part) in at.iter().zip([found, &found[..16], &found[16..]]) {
+                let at = [group, groups + 2 * group, groups + 2 * group + 1]
+                    .map(|at| sums[at * size + row - start]);
+                for (sum, part) in at.iter().zip([&found[..], &found[..16], &found[16..]]) {
                     let (exact, size) =
                         part.iter().fold((0.0, 0.0), |(e, s), &v| (e + f64::from(v), s + f64::from(v).abs()));
                     prop_assert!(
@@ -348,6 +370,23 @@ impl Operands {
     }
 }
 
+/// The values whose three bf16 terms, `[groups][low, middle, high][rows][32]`, pair a word's columns i and i + 4.
+fn joined_terms(packed: &[f32], group: usize, row: usize, rows: usize) -> Result<Vec<f32>, TestCaseError> {
+    let halves: &[u16] = bytemuck::cast_slice(packed);
+    let term = |term: usize, i: usize| {
+        let at = i / 8 * 8 + i % 4 * 2 + i / 4 % 2;
+        let bits = halves[((group * 3 + term) * rows + row) * 32 + at];
+        f32::from_bits(u32::from(bits) << 16)
+    };
+    let joined = (0..32).map(|i| (term(2, i) + term(1, i)) + term(0, i)).collect();
+    for i in 0..32 {
+        let (low, middle, high) = (term(0, i), term(1, i), term(2, i));
+        // Each is what rounding the one before left over.
+        prop_assert!(middle.abs() <= high.abs() / 256.0 && low.abs() <= middle.abs() / 256.0);
+    }
+    Ok(joined)
+}
+
 fn product_holds(
     device: &Device,
     kernels: &Kernels,
@@ -359,7 +398,12 @@ fn product_holds(
     let (all, new_rows) = operands.run(device, kernels, 0, case.rows, false)?;
     for row in 0..case.rows {
         let (sum, prepared) = operands.prepared(row);
-        agree("matmul", row, &all[row * width..][..width], &operands.expected(row, &prepared))?;
+        agree(
+            "matmul",
+            row,
+            &all[row * width..][..width],
+            &operands.expected(kernels.products(), row, &prepared),
+        )?;
         if case.branch {
             agree("the row with its branch", row, &new_rows[row * n..][..n], &sum)?;
         }
@@ -381,6 +425,11 @@ fn product_holds(
         first += rows;
     }
     for row in [0, random.below(case.rows), case.rows - 1] {
+        if kernels.products() == Products::MatrixUnit {
+            let (one, _) = operands.run(device, kernels, row, 1, false)?;
+            prop_assert!(same_bits(&one, &all[row * width..][..width]), "row {} alone differs", row);
+            continue;
+        }
         let (one, sums) = operands.run(device, kernels, row, 1, true)?;
         prop_assert!(
             same_bits(&one, &all[row * width..][..width]),
@@ -396,39 +445,41 @@ fn product_holds(
 
 #[test]
 fn products_are_right_whatever_their_shape_and_the_same_however_rows_are_grouped() {
-    let (device, kernels) = open();
-    for format in Format::ALL {
-        println!("{}", format.name());
-        check(if simulated() { 8 } else { 40 }, &Product::strategy(format), |case| {
-            product_holds(&device, &kernels, format, &case)
-        });
+    for (device, kernels) in flavours() {
+        for format in Format::ALL {
+            println!("{}", format.name());
+            check(if simulated() { 8 } else { 40 }, &Product::strategy(format), |case| {
+                product_holds(&device, &kernels, format, &case)
+            });
+        }
     }
 }
 
 #[test]
 fn every_finish_crosses_the_row_block() {
-    let (device, kernels) = open();
-    for finish in 0..FINISHES {
-        for (index, format) in Format::ALL.into_iter().enumerate() {
-            // In the simulator one format a finish, and one row past the block.
-            if simulated() && index != finish {
-                continue;
-            }
-            let case = Product {
-                outputs: if simulated() { 17 } else { 81 },
-                columns: if format.block_groups() == 8 { 256 } else { 96 },
-                rows: 65,
-                gap: 3,
-                at: 5,
-                size: Size::Plain,
-                norm: finish % 2 == 0,
-                branch: finish % 3 == 0,
-                finish,
-                in_place: finish == 1,
-                seed: 1 + finish as u64,
-            };
-            if let Err(error) = product_holds(&device, &kernels, format, &case) {
-                panic!("{} {case:?}: {error}", format.name());
+    for (device, kernels) in flavours() {
+        for finish in 0..FINISHES {
+            for (index, format) in Format::ALL.into_iter().enumerate() {
+                // In the simulator one format a finish, and one row past the block.
+                if simulated() && index != finish {
+                    continue;
+                }
+                let case = Product {
+                    outputs: if simulated() { 17 } else { 81 },
+                    columns: if format.block_groups() == 8 { 256 } else { 96 },
+                    rows: 65,
+                    gap: 3,
+                    at: 5,
+                    size: Size::Plain,
+                    norm: finish % 2 == 0,
+                    branch: finish % 3 == 0,
+                    finish,
+                    in_place: finish == 1,
+                    seed: 1 + finish as u64,
+                };
+                if let Err(error) = product_holds(&device, &kernels, format, &case) {
+                    panic!("{} {case:?}: {error}", format.name());
+                }
             }
         }
     }

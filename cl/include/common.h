@@ -11,6 +11,13 @@
 
 #define GROUP 32 // columns of a weight row that share a scale in most formats; rows are padded to a multiple
 
+// Rows that one work-item takes through a pair of tiles. Packed rows lie by such blocks, each a packed matrix of its own,
+// so that what a work-item reads lies together.
+#define ROW_BLOCK 64
+// The most slots in a block of an expert's (moe.cl). More than a block of matmul's: experts are few rows each, and cutting
+// them leaves less for a tile that has been unpacked.
+#define SLOT_BLOCK 128
+
 // Sum of 16 lanes in a fixed tree.
 inline float sum_lanes(float16 v) {
     float8 a = v.lo + v.hi;

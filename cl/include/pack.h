@@ -1,11 +1,9 @@
-// How activations are packed for products of many rows: packed [groups][rows][32]; sums [groups][rows] over 32 columns,
-// then [groups][2][rows] over 16.
+// How a block of `rows` activations is packed for products of many rows: packed [groups][rows][32]; sums [groups][rows] over
+// 32 columns, then [groups][2][rows] over 16.
 
-// The most slots in a block of an expert's (moe.cl). More than a block of matmul's: experts are few rows each, and cutting
-// them leaves less for a tile that has been unpacked.
-#define SLOT_BLOCK 128
+#define GROUP_FLOATS 32 // of packed, that a row takes in each group
 
-// Columns 32 * g and on of row `row` of `rows`: a and b are the 32 values.
+// Columns 32 * g and on of row `row` of the block: a and b are the 32 values.
 inline void pack_group(float16 a, float16 b, global float* packed, global float* sums, int g, int groups, int row,
                        int rows) {
     global float* out = packed + ((size_t)g * rows + row) * GROUP;

@@ -48,6 +48,7 @@ pub fn run(options: &Options) -> Result<()> {
         rows,
         vocabulary: None,
         cache: config.device.kv_cache,
+        matrix_unit: config.device.matrix_unit,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
         experts: config.model.experts,
         dense: config.model.dense,

@@ -10,8 +10,8 @@ use axe::config::Config;
 use axe::device::{Arg, Buffer, Device, Launch, Purpose};
 use axe::ops::{
     ATTENTION_START, Activation, Attention, Cache, CacheKind, CombineInput, Experts, Finish, Format, Kernels,
-    Matrix, Output, Pairing, Peak, ROTATE_START, ROW_MULTIPLE, Rotation, Routing, RowInput, STRIDE_MULTIPLE,
-    TILE, round_up, seconds,
+    Matrix, Output, Pairing, Peak, Products, ROTATE_START, ROW_MULTIPLE, Rotation, Routing, RowInput,
+    STRIDE_MULTIPLE, TILE, round_up, seconds,
 };
 use clap::Args;
 
@@ -108,7 +108,8 @@ fn measure(options: &Options) -> Result<()> {
         "{:<44} {:>10} {:>9} {:>7} {:>6} {:>9} {:>6}",
         "kernel", "bytes", "time us", "GB/s", "share", "GFLOP/s", "share"
     )?;
-    let bench = Bench {
+    let unit = Kernels::with_matrix_unit(&device)?;
+    let mut bench = Bench {
         device,
         kernels,
         peak,
@@ -127,14 +128,36 @@ fn measure(options: &Options) -> Result<()> {
     }
     bench.sequence("smollm2-135m", 9, 3, 64)?;
     bench.sequence("gemma-3-270m", 4, 1, 256)?;
-    for format in [Format::W4, Format::Bf16] {
-        bench.mixture(&MIXTURE, format)?;
+    bench.diffusion()?;
+    if let Some(kernels) = unit {
+        bench.kernels = kernels;
+        writeln!(out, "by the matrix unit; shares are of what vectors can do, and may be above 100 %")?;
+        for format in [Format::W4, Format::Bf16] {
+            bench.products("diffusion", "square", 2816, 2816, format, Activation::GeluTanh)?;
+        }
+        bench.diffusion()?;
     }
-    head::measure(&bench)?;
     Ok(())
 }
 
 impl Bench<'_> {
+    /// Buffers for packed rows and their sums.
+    fn packed(&self, rows: usize, stride: usize) -> Result<[Buffer; 2]> {
+        let products = self.kernels.products();
+        Ok([
+            self.zeros(products.packed_values(rows, stride))?,
+            self.zeros(products.sums_values(rows, stride))?,
+        ])
+    }
+
+    /// What only diffusion models do.
+    fn diffusion(&self) -> Result<()> {
+        for format in [Format::W4, Format::Bf16] {
+            self.mixture(&MIXTURE, format)?;
+        }
+        head::measure(self)
+    }
+
     fn zeros(&self, values: usize) -> Result<Buffer> {
         let buffer = self.device.alloc(Purpose::Scratch, values * 4)?;
         self.device.fill(&buffer, 0)?;
@@ -200,13 +223,15 @@ impl Bench<'_> {
             .map(|matrix| Ok(self.kernels.matvec(&self.device, matrix, &input, finish, &output)?))
             .collect::<Result<Vec<_>>>()?;
         let operations = 2.0 * rows as f64 * columns as f64;
-        self.line(&name("matvec"), &launches, bytes as f64, operations)?;
+        if self.kernels.products() == Products::Vector {
+            self.line(&name("matvec"), &launches, bytes as f64, operations)?;
+        }
         if part == "head" {
             return Ok(()); // only rows that are sampled from go through it
         }
         let many = self.zeros(out_stride * self.rows)?;
         let output = Output { rows: &many, at: 0, stride: out_stride };
-        let (packed, sums) = (self.zeros(stride * self.rows)?, self.zeros(stride / 32 * 3 * self.rows)?);
+        let [packed, sums] = self.packed(self.rows, stride)?;
         let matmul =
             self.kernels.matmul(&self.device, &matrices[0], &packed, &sums, self.rows, finish, &output)?;
         let name = format!("{} ({} rows)", name("matmul"), self.rows);
@@ -310,10 +335,8 @@ impl Bench<'_> {
         let routing = Routing::new(&self.device, experts, top, self.rows)?;
         let chosen = self.zeros(slots)?;
         let (x, mlp) = (self.zeros(stride * self.rows)?, self.zeros(stride * self.rows)?);
-        let packed_for = |stride: usize| {
-            Ok::<_, anyhow::Error>((self.zeros(stride * slots)?, self.zeros(stride / 32 * 3 * slots)?))
-        };
-        let ((packed, sums), (inner_packed, inner_sums)) = (packed_for(stride)?, packed_for(inner_stride)?);
+        let [packed, sums] = self.packed(slots, stride)?;
+        let [inner_packed, inner_sums] = self.packed(slots, inner_stride)?;
         let out = self.zeros(stride * slots)?;
         let input =
             RowInput { rows: &x, at: 0, branch: None, norm: Some(&norm), n: hidden, stride, epsilon: 1e-6 };

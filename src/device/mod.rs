@@ -9,6 +9,7 @@ mod discover;
 mod error;
 mod handle;
 mod launch;
+mod matrix_unit;
 mod memory;
 pub mod process;
 mod profile;

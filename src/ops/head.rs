@@ -12,7 +12,7 @@ use crate::device::{Arg, Buffer, Device, Launch, Purpose};
 /// Parts that a vocabulary is cut into, whatever its size and the device: they are `HEAD_SLICES` in `cl/head.cl`, where
 /// results depend on them. Times the row blocks of a canvas, enough for 32 cores.
 pub(super) const SLICES: usize = 8;
-/// Rows that one work-item takes through a slice; `ROW_BLOCK` in `cl/head.cl`.
+/// Rows that one work-item takes through a slice; `ROW_BLOCK` in `cl/include/common.h`.
 const ROW_BLOCK: usize = 64;
 /// Rows that one work-item of `mean_rows` takes; `MEAN_ROWS` in `cl/head.cl`.
 const MEAN_ROWS: usize = 4;
@@ -256,9 +256,8 @@ impl Kernels {
         check(OP, options.softcap >= 0.0 && options.softcap.is_finite(), || {
             format!("a soft cap of {}", options.softcap)
         })?;
-        let (groups, packed_groups) = (table.groups(), round_up(table.columns, STRIDE_MULTIPLE) / 32);
-        holds_floats(OP, "packed", packed, rows * packed_groups * 32)?;
-        holds_floats(OP, "sums", sums, rows * packed_groups * 3)?;
+        let groups = table.groups();
+        let packed_groups = self.holds_packed(OP, table.columns, rows, packed, sums)?;
         let stream = Launch::with_args(
             &self.head_kernel(device, table.format, "stream_head")?,
             &[

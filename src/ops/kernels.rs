@@ -16,6 +16,7 @@ const PREPARE: &str = include_str!("../../cl/include/prepare.h");
 const FINISH: &str = include_str!("../../cl/include/finish.h");
 const PACK: &str = include_str!("../../cl/include/pack.h");
 const TILE_PAIR: &str = include_str!("../../cl/include/tile_pair.h");
+const TILES: &str = include_str!("../../cl/include/tiles.h");
 const MATMUL: &str = include_str!("../../cl/matmul.cl");
 const HEAD: &str = include_str!("../../cl/head.cl");
 const ROWS: &str = include_str!("../../cl/rows.cl");
@@ -57,8 +58,39 @@ pub enum OpsError {
     },
 }
 
+/// How products of many rows are made. Their results differ in rounding, and so does the form of packed rows: rows that
+/// one [`Kernels`] packed are for its products only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Products {
+    /// By vectors. [`Kernels::matvec`] makes the same bits of a row.
+    Vector,
+    /// By the processor's matrix unit, as exact; see `cl/include/tiles.h`.
+    MatrixUnit,
+}
+
+impl Products {
+    /// Values (of 4 bytes) of a buffer for `rows` packed rows of `stride` values, a multiple of
+    /// [`STRIDE_MULTIPLE`](super::STRIDE_MULTIPLE).
+    pub fn packed_values(self, rows: usize, stride: usize) -> usize {
+        match self {
+            Self::Vector => rows * stride,
+            // Three terms of 2 bytes a value; a tile reads 16 rows of 64 bytes, whatever they are.
+            Self::MatrixUnit => rows * stride / 2 * 3 + 256,
+        }
+    }
+
+    /// Values of a buffer for the sums of as many rows.
+    pub fn sums_values(self, rows: usize, stride: usize) -> usize {
+        match self {
+            Self::Vector => rows * stride / 32 * 3,
+            Self::MatrixUnit => rows * stride / 32 * 3 + 16,
+        }
+    }
+}
+
 /// Kernels of the `vector` family on one device.
 pub struct Kernels {
+    products: Products,
     built: RefCell<HashMap<(&'static str, usize), Program>>,
     rows_at_once: usize,
     /// Defined where the compiler is known to have the host's prefetch instruction.
@@ -74,8 +106,23 @@ impl Kernels {
     /// # Errors
     /// No memory for the few bytes that every launch shares.
     pub fn new(device: &Device) -> Result<Self, OpsError> {
+        Self::with_products(device, Products::Vector)
+    }
+
+    /// Kernels that make products of many rows by the matrix unit of the host's processor; none where the device does not
+    /// run on it, or it may not be used.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_matrix_unit(device: &Device) -> Result<Option<Self>, OpsError> {
+        let granted = device.info().grants_matrix_unit();
+        granted.then(|| Self::with_products(device, Products::MatrixUnit)).transpose()
+    }
+
+    fn with_products(device: &Device, products: Products) -> Result<Self, OpsError> {
         let info = device.info();
         Ok(Self {
+            products,
             built: RefCell::default(),
             prefetch: if info.kind == DeviceKind::Cpu && (info.is_pocl() || info.is_intel()) {
                 "#define HOST_PREFETCH\n"
@@ -87,6 +134,19 @@ impl Kernels {
             unused: device.alloc(crate::device::Purpose::Scratch, 64)?,
             compute_units: info.compute_units.max(1) as usize,
         })
+    }
+
+    /// How products of many rows are made.
+    pub fn products(&self) -> Products {
+        self.products
+    }
+
+    /// How rows are packed, and how a block of them goes through a pair of tiles.
+    fn pair(&self) -> [&'static str; 2] {
+        match self.products {
+            Products::Vector => [PACK, TILE_PAIR],
+            Products::MatrixUnit => [TILES, ""],
+        }
     }
 
     pub(super) fn unused(&self) -> &crate::device::Buffer {
@@ -105,12 +165,12 @@ impl Kernels {
         name: &str,
     ) -> Result<Kernel, OpsError> {
         let number = format as usize;
-        let (rows, prefetch) = (self.rows_at_once, self.prefetch);
+        let (rows, prefetch, [pack, pair]) = (self.rows_at_once, self.prefetch, self.pair());
         self.kernel(device, ("matmul", number), name, || {
             (
                 format!("matmul.cl ({})", format.name()),
                 format!(
-                    "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{TILE_PAIR}{PREPARE}{FINISH}{MATMUL}"
+                    "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{pack}{pair}{PREPARE}{FINISH}{MATMUL}"
                 ),
             )
         })
@@ -123,12 +183,13 @@ impl Kernels {
         name: &str,
     ) -> Result<Kernel, OpsError> {
         let (number, rows, slices) = (format as usize, self.rows_at_once, super::head::SLICES);
+        let (prefetch, [pack, pair]) = (self.prefetch, self.pair());
         self.kernel(device, ("head", number), name, || {
             (
                 format!("head.cl ({})", format.name()),
                 format!(
                     "#define FORMAT {number}\n#define ROWS {rows}\n#define HEAD_SLICES {slices}\n\
-                     {COMMON}{WEIGHTS}{PRODUCTS}{PHILOX}{HEAD}"
+                     {prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{pack}{pair}{PHILOX}{HEAD}"
                 ),
             )
         })
@@ -144,7 +205,7 @@ impl Kernels {
 
     pub(super) fn rows_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
         self.kernel(device, ("rows", 0), name, || {
-            ("rows.cl".to_owned(), format!("{COMMON}{PREPARE}{PACK}{ROWS}"))
+            ("rows.cl".to_owned(), format!("{COMMON}{PREPARE}{}{ROWS}", self.pair()[0]))
         })
     }
 
@@ -155,7 +216,7 @@ impl Kernels {
 
     pub(super) fn moe_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
         self.kernel(device, ("moe", 0), name, || {
-            ("moe.cl".to_owned(), format!("{COMMON}{PREPARE}{PACK}{MOE}"))
+            ("moe.cl".to_owned(), format!("{COMMON}{PREPARE}{}{MOE}", self.pair()[0]))
         })
     }
 
@@ -166,12 +227,12 @@ impl Kernels {
         name: &str,
     ) -> Result<Kernel, OpsError> {
         let number = format as usize;
-        let rows = self.rows_at_once;
+        let (rows, prefetch, [pack, pair]) = (self.rows_at_once, self.prefetch, self.pair());
         self.kernel(device, ("experts", number), name, || {
             (
                 format!("experts.cl ({})", format.name()),
                 format!(
-                    "#define FORMAT {number}\n#define ROWS {rows}\n{COMMON}{WEIGHTS}{PRODUCTS}{TILE_PAIR}{FINISH}{PACK}{EXPERTS}"
+                    "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{pack}{pair}{FINISH}{EXPERTS}"
                 ),
             )
         })

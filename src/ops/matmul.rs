@@ -6,7 +6,7 @@ use super::kernels::{Kernels, OpsError};
 use super::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
 use crate::device::{Arg, Buffer, Device, Launch};
 
-/// Rows that one work-item of `matmul` takes; `ROW_BLOCK` in `cl/matmul.cl`.
+/// Rows that one work-item of `matmul` takes; `ROW_BLOCK` in `cl/include/common.h`.
 const ROW_BLOCK: usize = 64;
 
 /// A repacked weight matrix on the device.
@@ -167,8 +167,8 @@ impl Kernels {
         )?)
     }
 
-    /// Prepares `rows` rows and packs them for [`matmul`](Self::matmul). `packed` holds the rows, `sums` three values
-    /// for every 32 columns of a row; both are laid out for `columns` padded to [`STRIDE_MULTIPLE`].
+    /// Prepares `rows` rows and packs them for [`matmul`](Self::matmul). `packed` and `sums` have
+    /// [`Products::packed_values`] and [`Products::sums_values`] for `columns` padded to [`STRIDE_MULTIPLE`].
     ///
     /// # Errors
     /// Sizes that do not fit, or what the device says.
@@ -181,10 +181,8 @@ impl Kernels {
         sums: &Buffer,
     ) -> Result<Launch, OpsError> {
         const OP: &str = "pack_rows";
-        let groups = round_up(input.n, STRIDE_MULTIPLE) / 32;
         self.check_input(OP, input, rows)?;
-        holds_floats(OP, "packed", packed, rows * groups * 32)?;
-        holds_floats(OP, "sums", sums, rows * groups * 3)?;
+        let groups = self.holds_packed(OP, input.n, rows, packed, sums)?;
         let unused = self.unused();
         let (branch, branch_weight, new_rows) = input.branch.unwrap_or((unused, unused, unused));
         check(OP, input.at == 0, || "rows to pack start at 0".to_owned())?;
@@ -226,9 +224,7 @@ impl Kernels {
         output: &Output<'_>,
     ) -> Result<Launch, OpsError> {
         const OP: &str = "matmul";
-        let packed_groups = round_up(matrix.columns, STRIDE_MULTIPLE) / 32;
-        holds_floats(OP, "packed", packed, rows * packed_groups * 32)?;
-        holds_floats(OP, "sums", sums, rows * packed_groups * 3)?;
+        let packed_groups = self.holds_packed(OP, matrix.columns, rows, packed, sums)?;
         self.check_output(OP, matrix, &finish, output, rows)?;
         let unused = self.unused();
         Ok(Launch::with_args(
@@ -265,6 +261,21 @@ impl Kernels {
         })?;
         self.check_input(op, input, rows)?;
         self.check_output(op, matrix, finish, output, rows)
+    }
+
+    /// Whether there is room for `rows` packed rows of `columns` and their sums; the groups of a packed row.
+    pub(super) fn holds_packed(
+        &self,
+        op: &'static str,
+        columns: usize,
+        rows: usize,
+        packed: &Buffer,
+        sums: &Buffer,
+    ) -> Result<usize, OpsError> {
+        let stride = round_up(columns, STRIDE_MULTIPLE);
+        holds_floats(op, "packed", packed, self.products().packed_values(rows, stride))?;
+        holds_floats(op, "sums", sums, self.products().sums_values(rows, stride))?;
+        Ok(stride / 32)
     }
 
     pub(super) fn check_input(

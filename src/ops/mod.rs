@@ -23,7 +23,7 @@ pub use head::{
     HeadOptions, HeadReference, HeadRow, HeadRun, HeadState, MOST_BARRED, embed_reference, head_noise,
     head_reference,
 };
-pub use kernels::{Kernels, OpsError};
+pub use kernels::{Kernels, OpsError, Products};
 pub use matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
 pub use moe::{
     COMBINE_SCALAR, CombineInput, Experts, Routing, combine_reference, expert_reference, route_reference,

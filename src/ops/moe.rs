@@ -11,7 +11,7 @@ use super::matmul::{Activation, Finish, Matrix, RowInput, activate};
 use super::{ROW_MULTIPLE, STRIDE_MULTIPLE, TILE, round_up};
 use crate::device::{Arg, Buffer, Device, Launch, Purpose};
 
-/// Slots that one work-item takes; `SLOT_BLOCK` in `cl/include/pack.h`.
+/// Slots that one work-item takes; `SLOT_BLOCK` in `cl/include/common.h`.
 const SLOT_BLOCK: usize = 128;
 
 /// Buffers that carry the rows of a pass to their experts and back.
@@ -231,8 +231,8 @@ impl Kernels {
         )?)
     }
 
-    /// Prepares `rows` rows and packs each for all its experts. `packed` holds `rows * top` rows, `sums` three values for
-    /// every 32 columns of each, as for [`pack_rows`](Self::pack_rows), for columns padded to [`STRIDE_MULTIPLE`].
+    /// Prepares `rows` rows and packs each for all its experts. `packed` and `sums` are as for
+    /// [`pack_rows`](Self::pack_rows), for `rows * top` rows.
     ///
     /// # Errors
     /// Sizes that do not fit, or what the device says.
@@ -249,7 +249,7 @@ impl Kernels {
         routing.check(OP, rows)?;
         self.check_input(OP, input, rows)?;
         check(OP, input.at == 0, || "rows to pack start at 0".to_owned())?;
-        let groups = holds_packed(OP, input.n, routing.slots(rows), packed, sums)?;
+        let groups = self.holds_packed(OP, input.n, routing.slots(rows), packed, sums)?;
         let unused = self.unused();
         let (branch, branch_weight, new_rows) = input.branch.unwrap_or((unused, unused, unused));
         Ok(Launch::with_args(
@@ -279,7 +279,7 @@ impl Kernels {
     }
 
     /// activation(gate) * up of every slot, packed for [`expert_down`](Self::expert_down): `inner_packed` and `inner_sums`
-    /// as `packed` and `sums`, for `experts.outputs` columns padded to [`STRIDE_MULTIPLE`].
+    /// as `packed` and `sums`, for `experts.outputs` columns.
     ///
     /// # Errors
     /// Sizes that do not fit, or what the device says.
@@ -300,8 +300,8 @@ impl Kernels {
         routing.check(OP, rows)?;
         experts.check(OP, routing, 2 * round_up(experts.outputs, TILE))?;
         let slots = routing.slots(rows);
-        let packed_groups = holds_packed(OP, experts.matrix.columns, slots, packed, sums)?;
-        let inner_groups = holds_packed(OP, experts.outputs, slots, inner_packed, inner_sums)?;
+        let packed_groups = self.holds_packed(OP, experts.matrix.columns, slots, packed, sums)?;
+        let inner_groups = self.holds_packed(OP, experts.outputs, slots, inner_packed, inner_sums)?;
         Ok(Launch::with_args(
             &self.experts_kernel(device, experts.matrix.format, OP)?,
             &[
@@ -344,7 +344,7 @@ impl Kernels {
         let width = round_up(experts.outputs, ROW_MULTIPLE);
         experts.check(OP, routing, width)?;
         let slots = routing.slots(rows);
-        let packed_groups = holds_packed(OP, experts.matrix.columns, slots, inner_packed, inner_sums)?;
+        let packed_groups = self.holds_packed(OP, experts.matrix.columns, slots, inner_packed, inner_sums)?;
         check(OP, stride >= width, || format!("{width} results a slot with a stride of {stride}"))?;
         holds_floats(OP, "the output", out, (slots - 1) * stride + width)?;
         Ok(Launch::with_args(
@@ -423,20 +423,6 @@ impl Kernels {
             Some(&[1]),
         )?)
     }
-}
-
-/// Whether there is room for `slots` packed rows of `columns` and their sums; the groups of a packed row.
-fn holds_packed(
-    op: &'static str,
-    columns: usize,
-    slots: usize,
-    packed: &Buffer,
-    sums: &Buffer,
-) -> Result<usize, OpsError> {
-    let groups = round_up(columns, STRIDE_MULTIPLE) / 32;
-    holds_floats(op, "packed", packed, slots * groups * 32)?;
-    holds_floats(op, "sums", sums, slots * groups * 3)?;
-    Ok(groups)
 }
 
 /// CPU reference of `route` for one row without NaN: the chosen experts and their weights.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use axe::device::{Buffer, Device, DeviceOptions, DeviceSelector, Purpose};
-use axe::ops::{Activation, Format, Kernels, Scales, TILE, activate};
+use axe::ops::{Activation, Format, Kernels, Products, Scales, TILE, activate};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -25,14 +25,41 @@ pub fn simulated() -> bool {
     std::env::var("AXE_TEST_PLATFORM").is_ok_and(|platform| platform == "oclgrind")
 }
 
-pub fn open() -> (Device, Kernels) {
-    let device = if simulated() {
+fn device() -> Device {
+    if simulated() {
         Device::open(&DeviceSelector::default(), &DeviceOptions::default()).unwrap()
     } else {
         crate::support::device()
-    };
+    }
+}
+
+pub fn open() -> (Device, Kernels) {
+    let device = device();
     let kernels = Kernels::new(&device).unwrap();
     (device, kernels)
+}
+
+/// See [`support::flavours`](crate::support::flavours).
+pub fn flavours() -> Vec<(Device, Kernels)> {
+    crate::support::flavours(&device())
+}
+
+/// Poisoned buffers for packed rows and their sums, with a guard behind, and how many values of each are to be written.
+pub fn poisoned_packed(
+    device: &Device,
+    kernels: &Kernels,
+    rows: usize,
+    stride: usize,
+) -> [(Buffer, usize); 2] {
+    let products = kernels.products();
+    let written = match products {
+        Products::Vector => rows * stride,
+        Products::MatrixUnit => rows * stride / 2 * 3,
+    };
+    [
+        (poisoned(device, products.packed_values(rows, stride) + GUARD), written),
+        (poisoned(device, products.sums_values(rows, stride) + GUARD), rows * stride / 32 * 3),
+    ]
 }
 
 /// Runs `test` on the same cases every time.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axe::checkpoint::gguf::Gguf;
 use axe::device::{Device, DeviceOptions, DeviceSelector};
 use axe::model::{Causal, LoadOptions};
-use axe::ops::CacheKind;
+use axe::ops::{CacheKind, Kernels};
 
 /// A file under tests/fixtures.
 pub fn fixture(name: &str) -> PathBuf {
@@ -64,4 +64,14 @@ pub fn open_model(path: &Path, context: usize, rows: usize, cache: CacheKind) ->
     let gguf = Arc::new(Gguf::open(path).unwrap());
     let options = LoadOptions { context, rows, logit_rows: rows, cache, cache_dir: Some(cache_dir()) };
     Causal::load(device(), gguf, &options, &mut |_| {}).unwrap()
+}
+
+/// The device with kernels of each way to make products of many rows, where there is more than one.
+pub fn flavours(device: &Device) -> Vec<(Device, Kernels)> {
+    let mut all = vec![(device.clone(), Kernels::new(device).unwrap())];
+    match Kernels::with_matrix_unit(device).unwrap() {
+        Some(kernels) => all.push((device.clone(), kernels)),
+        None => println!("no matrix unit here, or it may not be used: only vectors are tested"),
+    }
+    all
 }

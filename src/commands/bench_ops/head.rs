@@ -28,7 +28,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<()> {
         let table = Matrix { buffer, format, rows: vocabulary, columns: hidden };
         let stride = round_up(hidden, STRIDE_MULTIPLE);
         let x = bench.zeros(stride * ROWS)?;
-        let (packed, sums) = (bench.zeros(stride * ROWS)?, bench.zeros(stride / 32 * 3 * ROWS)?);
+        let [packed, sums] = bench.packed(ROWS, stride)?;
         let input = RowInput { rows: &x, at: 0, branch: None, norm: None, n: hidden, stride, epsilon: 1e-6 };
         bench.device.enqueue(&bench.kernels.pack_rows(&bench.device, &input, ROWS, &packed, &sums)?)?;
         let state = HeadState::new(&bench.device, ROWS, hidden, true)?;

@@ -23,8 +23,8 @@ use super::pass::Pass;
 use super::weights;
 use crate::device::{Buffer, Device, Launch, Purpose};
 use crate::ops::{
-    Cache, CacheKind, Experts, Format, HeadOptions, HeadRow, HeadRun, HeadState, Kernels, Matrix, Routing,
-    STRIDE_MULTIPLE, round_up, self_test, self_test_head, self_test_moe,
+    Cache, CacheKind, Experts, Format, HeadOptions, HeadRow, HeadRun, HeadState, Kernels, Matrix, OpsError,
+    Products, Routing, STRIDE_MULTIPLE, round_up, self_test, self_test_head, self_test_moe,
 };
 use builder::Mode;
 use layer::{Layer, Scalars};
@@ -49,6 +49,8 @@ pub struct DiffusionOptions {
     pub vocabulary: Option<usize>,
     /// Number type of the key-value cache.
     pub cache: CacheKind,
+    /// Use the processor's matrix unit where it can be.
+    pub matrix_unit: bool,
     /// Where repacked weights are kept.
     pub cache_dir: Option<PathBuf>,
     /// What becomes of plain expert weights.
@@ -58,6 +60,20 @@ pub struct DiffusionOptions {
 }
 
 impl DiffusionOptions {
+    /// A model as its file has it, with a cache of `context` positions in f16: weights are neither kept nor quantised.
+    pub fn new(context: usize) -> Self {
+        Self {
+            context,
+            rows: 256,
+            vocabulary: None,
+            cache: CacheKind::F16,
+            matrix_unit: true,
+            cache_dir: None,
+            experts: ExpertWeights::AsStored,
+            dense: DenseWeights::AsStored,
+        }
+    }
+
     /// Most rows of a pass: tokens to encode, or a canvas.
     fn pass_rows(&self, config: &DiffusionConfig) -> usize {
         self.rows.clamp(1, self.context.max(1)).max(config.canvas)
@@ -140,23 +156,10 @@ impl DiffusionGemma {
         let config = checkpoint.config()?;
         let parts =
             Parts::find(&mut Source::new(checkpoint, &config, (options.experts, options.dense)), &config)?;
-        parts.plan(&config, options).check(&device, options.context)?;
-        let kernels = Kernels::new(&device)?;
-        let mut dense: Vec<Format> = parts.blueprints.iter().map(|blueprint| blueprint.format()).collect();
-        dense.sort_unstable();
-        dense.dedup();
-        let mut head_sizes: Vec<usize> = config.layers.iter().map(|layer| layer.head_size).collect();
-        head_sizes.sort_unstable();
-        head_sizes.dedup();
-        for (index, &head_size) in head_sizes.iter().enumerate() {
-            self_test(&device, &kernels, if index == 0 { &dense } else { &[] }, head_size, options.cache)?;
-        }
-        let experts = parts.layers.iter().flat_map(|layer| [layer.experts_gate_up, layer.experts_down]);
-        let mut of_experts: Vec<Format> = experts.map(|matrix| parts.blueprints[matrix].format()).collect();
-        of_experts.sort_unstable();
-        of_experts.dedup();
-        self_test_moe(&device, &kernels, &of_experts)?;
-        self_test_head(&device, &kernels, parts.blueprints[parts.table].format())?;
+        let unit = if options.matrix_unit { Kernels::with_matrix_unit(&device)? } else { None };
+        let products = unit.as_ref().map_or(Products::Vector, Kernels::products);
+        parts.plan(&config, options, products).check(&device, options.context)?;
+        let kernels = Self::tested(&device, unit, &config, &parts, options)?;
         progress(0.05);
         // What is made of one checkpoint depends on what becomes of its weights.
         let mut identity = checkpoint.identity();
@@ -172,6 +175,59 @@ impl DiffusionGemma {
         })?;
         checkpoint.release();
         Self::assemble(device, kernels, config, &parts, &matrices, options).inspect(|_| progress(1.0))
+    }
+
+    /// Kernels that have passed their self-test: those for the matrix unit if there are any, else those that do without.
+    ///
+    /// # Errors
+    /// Kernels without the matrix unit that fail, or what the device says.
+    fn tested(
+        device: &Device,
+        unit: Option<Kernels>,
+        config: &DiffusionConfig,
+        parts: &Parts,
+        options: &DiffusionOptions,
+    ) -> Result<Kernels, ModelError> {
+        if let Some(kernels) = unit {
+            match Self::test(device, &kernels, config, parts, options) {
+                Ok(()) => {
+                    tracing::info!(products = "matrix unit (AMX)", "kernels chosen");
+                    return Ok(kernels);
+                }
+                Err(error @ OpsError::SelfTest { .. }) => {
+                    tracing::warn!(%error, "the matrix unit is left alone");
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let kernels = Kernels::new(device)?;
+        Self::test(device, &kernels, config, parts, options)?;
+        tracing::info!(products = "vectors", "kernels chosen");
+        Ok(kernels)
+    }
+
+    fn test(
+        device: &Device,
+        kernels: &Kernels,
+        config: &DiffusionConfig,
+        parts: &Parts,
+        options: &DiffusionOptions,
+    ) -> Result<(), OpsError> {
+        let mut dense: Vec<Format> = parts.blueprints.iter().map(|blueprint| blueprint.format()).collect();
+        dense.sort_unstable();
+        dense.dedup();
+        let mut head_sizes: Vec<usize> = config.layers.iter().map(|layer| layer.head_size).collect();
+        head_sizes.sort_unstable();
+        head_sizes.dedup();
+        for (index, &head_size) in head_sizes.iter().enumerate() {
+            self_test(device, kernels, if index == 0 { &dense } else { &[] }, head_size, options.cache)?;
+        }
+        let experts = parts.layers.iter().flat_map(|layer| [layer.experts_gate_up, layer.experts_down]);
+        let mut of_experts: Vec<Format> = experts.map(|matrix| parts.blueprints[matrix].format()).collect();
+        of_experts.sort_unstable();
+        of_experts.dedup();
+        self_test_moe(device, kernels, &of_experts)?;
+        self_test_head(device, kernels, parts.blueprints[parts.table].format())
     }
 
     /// Everything but the matrices.
@@ -256,7 +312,7 @@ impl DiffusionGemma {
             routing: Routing::new(&device, config.experts, config.experts_used, pass_rows)?,
             head,
             head_launches: Vec::new(),
-            scratch: Scratch::new(&device, &strides, pass_rows)?,
+            scratch: Scratch::new(&device, &strides, pass_rows, kernels.products())?,
             strides,
             rows: options.rows.clamp(1, options.context.max(1)),
             context: options.context,
@@ -291,6 +347,11 @@ impl DiffusionGemma {
     /// The device it is on.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// How products of rows are made.
+    pub fn products(&self) -> Products {
+        self.kernels.products()
     }
 
     /// Positions a request may take; a canvas lies behind them.

@@ -8,7 +8,7 @@ use crate::checkpoint::rows::Rows;
 use crate::model::error::ModelError;
 use crate::model::plan::MemoryPlan;
 use crate::model::repack::{Arrangement, Blueprint};
-use crate::ops::{Cache, HeadState, Routing, STRIDE_MULTIPLE, round_up};
+use crate::ops::{Cache, HeadState, Products, Routing, STRIDE_MULTIPLE, round_up};
 
 /// The matrices and vectors of a checkpoint, and which of them belong where.
 pub(super) struct Parts {
@@ -187,7 +187,12 @@ impl Parts {
         })
     }
 
-    pub(super) fn plan(&self, config: &DiffusionConfig, options: &DiffusionOptions) -> MemoryPlan {
+    pub(super) fn plan(
+        &self,
+        config: &DiffusionConfig,
+        options: &DiffusionOptions,
+        products: Products,
+    ) -> MemoryPlan {
         let strides = Strides::new(config);
         let heads: usize =
             config.layers.iter().map(|layer| 2 * round_up(layer.head_size, STRIDE_MULTIPLE)).sum();
@@ -205,7 +210,7 @@ impl Parts {
         MemoryPlan {
             weights: self.blueprints.iter().map(Blueprint::bytes).sum::<usize>() + vectors * 4,
             kv_cache,
-            scratch: Scratch::bytes(&strides, rows).iter().sum::<usize>()
+            scratch: Scratch::bytes(&strides, rows, products).iter().sum::<usize>()
                 + Routing::bytes(config.experts, config.experts_used, rows)
                 + HeadState::bytes(config.canvas, config.hidden, true)
                 + options.angle_bytes(config)

@@ -3,7 +3,7 @@
 use super::config::{DiffusionConfig, LayerConfig};
 use crate::device::{Buffer, Device, Purpose};
 use crate::model::error::ModelError;
-use crate::ops::{ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
+use crate::ops::{Products, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
 
 /// Activations of the rows of a pass, f32; row strides are multiples of [`STRIDE_MULTIPLE`] and rows zero-padded.
 pub(super) struct Scratch {
@@ -32,7 +32,7 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// Bytes of each buffer, in the order of the fields, both residual streams first.
-    pub(super) fn bytes(strides: &Strides, rows: usize) -> [usize; 15] {
+    pub(super) fn bytes(strides: &Strides, rows: usize, products: Products) -> [usize; 15] {
         let widest = strides.hidden.max(strides.attended).max(strides.inner);
         let slots = rows * strides.experts_used;
         [
@@ -43,20 +43,25 @@ impl Scratch {
             strides.inner * rows,
             strides.hidden * rows,
             strides.scores * rows,
-            widest * rows,
-            widest / 32 * 3 * rows,
-            strides.hidden * slots,
-            strides.hidden / 32 * 3 * slots,
-            strides.expert_inner * slots,
-            strides.expert_inner / 32 * 3 * slots,
+            products.packed_values(rows, widest),
+            products.sums_values(rows, widest),
+            products.packed_values(slots, strides.hidden),
+            products.sums_values(slots, strides.hidden),
+            products.packed_values(slots, strides.expert_inner),
+            products.sums_values(slots, strides.expert_inner),
             strides.hidden * slots,
             rows,
         ]
         .map(|values| values * 4)
     }
 
-    pub(super) fn new(device: &Device, strides: &Strides, rows: usize) -> Result<Self, ModelError> {
-        let mut sizes = Self::bytes(strides, rows).into_iter();
+    pub(super) fn new(
+        device: &Device,
+        strides: &Strides,
+        rows: usize,
+        products: Products,
+    ) -> Result<Self, ModelError> {
+        let mut sizes = Self::bytes(strides, rows, products).into_iter();
         let mut zeros = || -> Result<Buffer, ModelError> {
             let buffer = device.alloc(Purpose::Scratch, sizes.next().unwrap_or(4))?;
             device.fill(&buffer, 0)?; // kernels read the padding of rows and count on zeros there
