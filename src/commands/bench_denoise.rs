@@ -11,6 +11,8 @@ use axe::model::diffusion_gemma::{
     DenoiseStep, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, RowChoice,
 };
 use clap::Args;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
 use serde_json::json;
 
 /// Time a diffusion model's passes: the encoder over a prompt, and denoising steps of a canvas.
@@ -63,7 +65,7 @@ pub fn run(options: &Options) -> Result<()> {
     let prompt = ids(1, options.prompt, trained.vocabulary);
     let encode_s = (0..3).map(|_| encode(&mut model, &prompt)).collect::<Result<Vec<_>>>()?;
     let canvas = ids(2, trained.canvas, trained.vocabulary);
-    let mut step_s = Vec::new();
+    let (mut step_s, mut step_cpu_s) = (Vec::new(), Vec::new());
     for step in 0..=options.steps {
         let how = DenoiseStep {
             first: step == 0,
@@ -74,17 +76,18 @@ pub fn run(options: &Options) -> Result<()> {
             greedy: false,
             barred: Vec::new(),
         };
-        let began = Instant::now();
+        let (began, before) = (Instant::now(), processor_s()?);
         let choices: Vec<RowChoice> = model.denoise(&canvas, prompt.len(), &how)?;
         if step > 0 {
             step_s.push(began.elapsed().as_secs_f64());
+            step_cpu_s.push(processor_s()? - before);
         }
         if choices.len() != canvas.len() {
             bail!("the model answered {} rows of a canvas of {}", choices.len(), canvas.len());
         }
     }
     let memory = Memory::of(model.device());
-    let (encode, step) = (median(encode_s), median(step_s));
+    let (encode, step, step_cpu) = (median(encode_s), median(step_s), median(step_cpu_s));
     let (peak, private) = (resident("VmHWM:")?, resident("RssAnon:")?);
     super::to_stdout(|out| {
         if options.json {
@@ -93,6 +96,7 @@ pub fn run(options: &Options) -> Result<()> {
                 "encode_s": encode,
                 "encode_tokens_per_s": options.prompt as f64 / encode,
                 "step_s": step,
+                "step_cpu_s": step_cpu,
                 "canvas": trained.canvas,
                 "device_bytes": memory.weights + memory.kv_cache + memory.scratch,
                 "weights_bytes": memory.weights,
@@ -151,6 +155,13 @@ fn encode(model: &mut DiffusionGemma, prompt: &[u32]) -> Result<f64> {
 /// Ids that are the same every time, all below `vocabulary`.
 fn ids(seed: u64, count: usize, vocabulary: usize) -> Vec<u32> {
     (0..count).map(|row| axe::decode::diffusion::noise::initial(seed, 0, row, vocabulary)).collect()
+}
+
+/// Processor time of this process so far, all threads together; seconds.
+fn processor_s() -> Result<f64> {
+    let used = getrusage(UsageWho::RUSAGE_SELF).context("cannot ask for the processor time used")?;
+    let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    Ok(seconds(used.user_time()) + seconds(used.system_time()))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
