@@ -259,30 +259,48 @@ async fn stop_strings_end_an_answer_inside_a_canvas_and_across_two() {
         assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(expected), &json!("stop")));
         streams_the_same(&daemon, &body).await;
     }
-    // One hot step a canvas makes words without end; a seed whose text crosses the first canvas's end is soon found.
-    let mut crossed = 0;
-    for seed in 1..60 {
-        let wild = json!({"seed": seed, "temperature": 2, "max_denoising_steps": 1, "ignore_eos": true});
-        let body = with(chat("Recite the alphabet", json!({"max_tokens": 3 * CANVAS})), wild);
-        let text = daemon.reply(&body).await;
-        let first = daemon.reply(&with(body.clone(), json!({"max_tokens": CANVAS}))).await;
-        let before: Vec<char> = first.chars().collect();
-        let after: Vec<char> = text.strip_prefix(&first).unwrap_or_default().chars().collect();
-        if before.len() < 2 || after.len() < 2 {
-            continue;
+    // One step a canvas makes words without end; a seed whose text crosses the first canvas's end is soon found.
+    let thinks = json!({"chat_template_kwargs": {"enable_thinking": true}});
+    let bodies = [
+        (TEXT, json!({"prompt": "<bos><|turn>user\nRecite the alphabet"})),
+        (CHAT, chat("Name the months.", thinks.clone())),
+        (CHAT, chat("Recite the alphabet.", thinks)),
+    ];
+    for (path, body) in bodies {
+        let mut crossed = 0;
+        for seed in 1..60 {
+            let wild = json!({"seed": seed, "max_denoising_steps": 1, "ignore_eos": true});
+            let body = with(body.clone(), wild);
+            let reply = |more: Value| {
+                let (daemon, body) = (&daemon, with(body.clone(), more));
+                async move { daemon.ask(path, &body).await["choices"][0].take() }
+            };
+            let text = |choice: &Value| {
+                let text = if path == CHAT { &choice["message"]["content"] } else { &choice["text"] };
+                text.as_str().unwrap().to_owned()
+            };
+            let whole = text(&reply(json!({"max_tokens": 3 * CANVAS})).await);
+            let first = text(&reply(json!({"max_tokens": CANVAS})).await);
+            let before: Vec<char> = first.chars().collect();
+            let after: Vec<char> = whole.strip_prefix(&first).unwrap().chars().collect();
+            if before.len() < 2 || after.len() < 2 {
+                continue;
+            }
+            let stop: String = before[before.len() - 2..].iter().chain(&after[..2]).collect();
+            let expected = &whole[..whole.find(&stop).unwrap()];
+            let stopping = json!({"max_tokens": 3 * CANVAS, "stop": stop});
+            let choice = reply(stopping.clone()).await;
+            assert_eq!((&*text(&choice), &choice["finish_reason"]), (expected, &json!("stop")));
+            if path == CHAT {
+                streams_the_same(&daemon, &with(body, stopping)).await;
+            }
+            crossed += 1;
+            if crossed == 2 {
+                break;
+            }
         }
-        let stop: String = before[before.len() - 2..].iter().chain(&after[..2]).collect();
-        let expected = &text[..text.find(&stop).unwrap()];
-        let body = with(body, json!({"stop": stop}));
-        let (choice, _) = daemon.choice(&body).await;
-        assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(expected), &json!("stop")));
-        streams_the_same(&daemon, &body).await;
-        crossed += 1;
-        if crossed == 3 {
-            break;
-        }
+        assert!(crossed > 0, "no text crossed a canvas's end");
     }
-    assert!(crossed > 0, "no text crossed a canvas's end");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -310,7 +328,7 @@ async fn seeds_temperatures_and_wishes() {
     };
     let body = |more: Value| with(chat("Explain the theory of relativity", json!({"max_tokens": 32})), more);
     assert_eq!(steps(body(json!({"max_denoising_steps": 1}))).await, 1);
-    let unsure = json!({"confidence_threshold": 1e-9, "temperature": 2, "max_denoising_steps": 20});
+    let unsure = json!({"confidence_threshold": 1e-6, "temperature": 2, "max_denoising_steps": 20});
     assert_eq!(steps(body(unsure)).await, 20, "never sure");
     assert!(steps(body(json!({"confidence_threshold": 5, "temperature": 2, "max_denoising_steps": 20}))).await < 20);
     let accepted = |bound: f64| {
@@ -351,7 +369,7 @@ async fn what_cannot_be_is_refused_before_anything_runs() {
     }
     assert_eq!(daemon.metric("axe_canvases_total").await, 0.0, "nothing ran");
 
-    // The context: what fits to the token runs to its end, one more is refused.
+    // The context: what fits to the token runs to its end.
     let words = "river ".repeat(1900);
     let probe = daemon.ask(CHAT, &chat(&words, json!({"max_tokens": 1, "max_denoising_steps": 1}))).await;
     let prompt = probe["usage"]["prompt_tokens"].as_u64().unwrap();
@@ -360,12 +378,9 @@ async fn what_cannot_be_is_refused_before_anything_runs() {
     let fits = chat(&words, json!({"max_tokens": left, "ignore_eos": true, "max_denoising_steps": 2}));
     let (choice, tokens) = daemon.choice(&fits).await;
     assert_eq!((tokens, &choice["finish_reason"]), (left, &json!("length")));
-    for stream in [false, true] {
-        let body = with(fits.clone(), json!({"max_tokens": left + 1, "stream": stream}));
-        let error = daemon.refusal(CHAT, &body, 400).await;
-        let message = error["message"].as_str().unwrap();
-        assert!(message.contains("2048") && message.contains(&prompt.to_string()), "{error}");
-    }
+    // A wish for more is cut to what is left.
+    let (choice, tokens) = daemon.choice(&with(fits, json!({"max_tokens": left + 1}))).await;
+    assert_eq!((tokens, &choice["finish_reason"]), (left, &json!("length")));
     // A prompt that leaves room for one token, and one that leaves none.
     let more = left - 1;
     let full = format!("{words}{}", "river ".repeat(more as usize));
@@ -373,13 +388,18 @@ async fn what_cannot_be_is_refused_before_anything_runs() {
     let answer = daemon.ask(CHAT, &body(&full)).await;
     assert_eq!(answer["usage"]["prompt_tokens"], CONTEXT - 1);
     assert_eq!(answer["usage"]["completion_tokens"], 1);
-    daemon.refusal(CHAT, &body(&format!("{full}river ")), 400).await;
+    for stream in [false, true] {
+        let body = with(body(&format!("{full}river ")), json!({"stream": stream}));
+        let error = daemon.refusal(CHAT, &body, 400).await;
+        assert_eq!(error["code"], "context_length_exceeded");
+        assert_eq!((&error["n_prompt_tokens"], &error["n_ctx"]), (&json!(CONTEXT), &json!(CONTEXT)));
+    }
     assert_eq!(daemon.reply(&chat("Name the months.", json!({}))).await, MONTHS);
 }
 
 /// A request of many steps: hot and never sure.
 fn endless(more: Value) -> Value {
-    let wild = json!({"temperature": 2, "confidence_threshold": 1e-9, "ignore_eos": true, "max_tokens": 1900,
+    let wild = json!({"temperature": 2, "confidence_threshold": 1e-6, "ignore_eos": true, "max_tokens": 1900,
         "max_denoising_steps": 256});
     with(chat("Explain the theory of relativity", wild), more)
 }
