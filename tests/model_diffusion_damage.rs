@@ -22,7 +22,8 @@ fn open(
     experts: ExpertWeights,
 ) -> Result<DiffusionBackend<DiffusionGemma>, String> {
     let checkpoint = DiffusionCheckpoint::open(path).map_err(|error| error.to_string())?;
-    let options = DiffusionOptions { context: 128, rows: 64, vocabulary: None, cache, cache_dir: None, experts };
+    let options =
+        DiffusionOptions { context: 128, rows: 64, vocabulary: None, cache, cache_dir: None, experts };
     let model = DiffusionGemma::load(device(), &checkpoint, &options, &mut |_| {})
         .map_err(|error| error.to_string())?;
     Ok(DiffusionBackend::new(model, GenerationConfig::default(), Choices::default()))

@@ -267,7 +267,11 @@ fn a_request_that_was_left_leaves_nothing_wrong_behind() {
         leave(&mut warm, &prompt, steps);
         let (said, _, reused) = run(&mut warm, &longer);
         // The first canvas is encoded with the first step of the second.
-        assert_eq!(reused, if steps > encoded { 200 + CANVAS } else { 200.min(steps * 32) }, "after {steps} steps");
+        assert_eq!(
+            reused,
+            if steps > encoded { 200 + CANVAS } else { 200.min(steps * 32) },
+            "after {steps} steps"
+        );
         assert!(said == expected_longer, "longer after {steps} steps");
     }
 }

@@ -25,7 +25,8 @@ const TEXT: &str = "/v1/completions";
 /// What the miniature was trained for, and the width of its canvas.
 const CONTEXT: usize = 2048;
 const CANVAS: usize = 32;
-const MONTHS: &str = "January, February, March, April, May, June, July, August, September, October, November, December.";
+const MONTHS: &str =
+    "January, February, March, April, May, June, July, August, September, October, November, December.";
 
 /// One daemon at a time: they share two processors, and times are measured.
 static TURN: Mutex<()> = Mutex::const_new(());
@@ -256,7 +257,10 @@ async fn stop_strings_end_an_answer_inside_a_canvas_and_across_two() {
     ] {
         let body = chat("Name the months.", json!({"stop": stop}));
         let (choice, _) = daemon.choice(&body).await;
-        assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(expected), &json!("stop")));
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&json!(expected), &json!("stop"))
+        );
         streams_the_same(&daemon, &body).await;
     }
     // One step a canvas makes words without end; a seed whose text crosses the first canvas's end is soon found.
@@ -330,7 +334,10 @@ async fn seeds_temperatures_and_wishes() {
     assert_eq!(steps(body(json!({"max_denoising_steps": 1}))).await, 1);
     let unsure = json!({"confidence_threshold": 1e-6, "temperature": 2, "max_denoising_steps": 20});
     assert_eq!(steps(body(unsure)).await, 20, "never sure");
-    assert!(steps(body(json!({"confidence_threshold": 5, "temperature": 2, "max_denoising_steps": 20}))).await < 20);
+    assert!(
+        steps(body(json!({"confidence_threshold": 5, "temperature": 2, "max_denoising_steps": 20}))).await
+            < 20
+    );
     let accepted = |bound: f64| {
         let (daemon, body) = (&daemon, body(json!({"entropy_bound": bound, "max_denoising_steps": 1})));
         async move { daemon.ask(CHAT, &body).await["axe"]["accepted_per_step"][0].as_u64().unwrap() }
@@ -465,7 +472,8 @@ async fn a_client_that_leaves_frees_the_slot_within_a_step() {
 async fn two_hundred_requests_slow_nothing_down() {
     let _turn = TURN.lock().await;
     let daemon = Daemon::ready().await;
-    let questions = ["Name the months.", "Recite the alphabet.", "What is 7 plus 5?", "Repeat: river moon cake"];
+    let questions =
+        ["Name the months.", "Recite the alphabet.", "What is 7 plus 5?", "Repeat: river moon cake"];
     let (mut times, mut resident) = (Vec::new(), Vec::new());
     for round in 0..210 {
         let start = Instant::now();
