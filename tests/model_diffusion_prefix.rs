@@ -269,6 +269,22 @@ fn a_request_that_was_left_leaves_nothing_wrong_behind() {
 }
 
 #[test]
+fn a_canvas_takes_the_place_of_what_was_cached_behind_its_start() {
+    let (mut warm, mut fresh) = (backend(64), backend(64));
+    let prompt = tokens(1, 200);
+    let (expected, _) = cold(&mut fresh, &prompt);
+    // The shorter prompt is cached whole: nothing is encoded, and a canvas is denoised over what was behind it.
+    for steps in [1, 2, 3] {
+        run(&mut warm, &[prompt[0] + 1]);
+        run(&mut warm, &prompt);
+        leave(&mut warm, &prompt[..100], steps);
+        let (said, _, reused) = run(&mut warm, &prompt);
+        assert!(said == expected, "after {steps} steps");
+        assert_eq!(reused, if steps == 1 { 200 } else { 100 });
+    }
+}
+
+#[test]
 fn any_order_of_requests_says_what_each_says_alone() {
     let (mut warm, mut fresh) = (backend(32), backend(CONTEXT));
     let draws = tokens(99, 1000);
