@@ -4,7 +4,7 @@
     scripts/evaluate-miniature.py --model tests/fixtures/tiny-diffusion-w4    starts a daemon of its own
     scripts/evaluate-miniature.py --url http://127.0.0.1:8080                 asks one that runs
 
-The questions and answers are in the file beside the model (or --sets): for each set its pairs of question and answer,
+The questions and answers are in tests/fixtures/tiny-diffusion-sets.json (or --sets): for each set its pairs of question and answer,
 the rate of exact answers and the mean denoising steps per canvas that PyTorch shows. With --judge a rate more than 3
 points below PyTorch's, or steps more than 5 % off, are failures, and the exit status is 1. Standard library only.
 """
@@ -22,7 +22,7 @@ import time
 import urllib.parse
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SETS = ROOT / "tests/fixtures/miniature-sets.json"
+SETS = ROOT / "tests/fixtures/tiny-diffusion-sets.json"
 POINTS, STEPS = 0.03, 0.05
 
 
