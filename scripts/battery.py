@@ -480,7 +480,11 @@ def measure(server, rounds):
         encoded = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
         figures["ttft_ms"].append(1000 * axe["first_token_s"])
         figures["prefill_tps"].append(encoded / axe["prefill_s"])
-        if usage["completion_tokens"] > 1:
+        if server.denoises:
+            # All tokens of a canvas come at once, behind its last step.
+            denoising_s = axe["elapsed_s"] - axe["queue_s"] - axe["prefill_s"]
+            figures["decode_tps"].append(usage["completion_tokens"] / denoising_s)
+        elif usage["completion_tokens"] > 1:
             decode_s = axe["elapsed_s"] - axe["queue_s"] - axe["first_token_s"]
             figures["decode_tps"].append((usage["completion_tokens"] - 1) / decode_s)
     return {

@@ -4,7 +4,7 @@
     scripts/evaluate-miniature.py --model tests/fixtures/tiny-diffusion-w4    starts a daemon of its own
     scripts/evaluate-miniature.py --url http://127.0.0.1:8080                 asks one that runs
 
-The questions and answers are in the file beside the model (or --sets): for each set its pairs of question and answer,
+The questions and answers are in tests/fixtures/tiny-diffusion-sets.json (or --sets): for each set its pairs of question and answer,
 the rate of exact answers and the mean denoising steps per canvas that PyTorch shows. With --judge a rate more than 3
 points below PyTorch's, or steps more than 5 % off, are failures, and the exit status is 1. Standard library only.
 """
@@ -22,7 +22,7 @@ import time
 import urllib.parse
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SETS = ROOT / "tests/fixtures/miniature-sets.json"
+SETS = ROOT / "tests/fixtures/tiny-diffusion-sets.json"
 POINTS, STEPS = 0.03, 0.05
 
 
@@ -113,7 +113,9 @@ def evaluate(chat, pairs, seeds):
 def judge(name, rate, steps, wanted):
     """What is not as it must be, in words."""
     found = []
-    if rate < wanted["exact"] - POINTS or (wanted["exact"] == 1 and name == "facts" and rate < 1):
+    # Of the facts that it was taught it may miss none that PyTorch does not.
+    lowest = wanted["exact"] if name == "facts" else wanted["exact"] - POINTS
+    if rate < lowest:
         found.append(f"{name}: {rate:.2%} exact, PyTorch {wanted['exact']:.2%}")
     if abs(steps / wanted["steps"] - 1) > STEPS:
         found.append(f"{name}: {steps:.3f} steps a canvas, PyTorch {wanted['steps']:.3f}")

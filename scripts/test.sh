@@ -7,10 +7,11 @@
 #   fmt        cargo fmt --check
 #   clippy     cargo clippy, warnings are errors
 #   tests      all Rust tests, on Intel's OpenCL runtime (on PoCL where Intel's does not exist)
+#   card       the miniature answers its whole card with seeds 1 to 20 as exactly as PyTorch, in as many steps
 #   pocl       the tests of device, kernels and models again, on PoCL
 #   oclgrind   the tests of the kernels in a simulator that finds races and accesses out of bounds
 #   doc        the documentation builds, warnings are errors
-#   run        scripts/xe.sh up, test, down: the way a user takes
+#   run        scripts/xe.sh up, test, down, with the default model and with the miniature: the way a user takes
 #   systemd    scripts/test-systemd.sh: the service on a booted system; skipped where none can be booted
 #
 # Without STAGE all of them run. Logs are kept in .axe/test. Tests find out where they run by AXE_TEST_PLATFORM
@@ -31,7 +32,7 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=scripts/lib/stages.sh
 . "$here/lib/stages.sh"
 
-all=(scripts fmt clippy tests pocl oclgrind doc run systemd)
+all=(scripts fmt clippy tests card pocl oclgrind doc run systemd)
 case ${1:-} in
     -h | --help)
         usage "$0"
@@ -54,7 +55,7 @@ check_scripts() {
         bash -n "$script" || return 1
     done
     # The libraries are checked along with the scripts that use them.
-    shellcheck -x scripts/*.sh .ci/run && python3 -W error -m py_compile scripts/*.py scripts/lib/*.py
+    shellcheck -x scripts/*.sh .ci/run && python3 -W error -m py_compile scripts/*.py scripts/lib/*.py scripts/training/*.py
 }
 
 # test_targets PATTERN…: the names of the integration tests whose files match, for cargo's --test.
@@ -101,14 +102,22 @@ for line in sys.stdin:
     return "$status"
 }
 
+whole_card() {
+    build_release &&
+        AXE_DEVICE_CACHE_DIR=$AXE_STATE/cache scripts/evaluate-miniature.py --model "$AXE_MINIATURE" --seeds 1..20 --judge
+}
+
 # The daemon of a user of this very checkout is left alone: another port and another run folder.
 user_path() {
-    local status=0
+    local status=0 name
     export AXE_PORT AXE_RUN_DIR=$AXE_STATE/test/run
     AXE_PORT=$(free_port)
-    unset AXE_MODEL SERVED_MODEL_NAME AXE_IMAGE AXE_API_KEY
-    scripts/xe.sh up && scripts/xe.sh status && scripts/xe.sh gpu && scripts/xe.sh test || status=$?
-    scripts/xe.sh down || status=$?
+    unset SERVED_MODEL_NAME AXE_IMAGE AXE_API_KEY
+    for name in "$AXE_DEFAULT_MODEL" tiny-diffusion; do
+        export AXE_MODEL=$name
+        scripts/xe.sh up && scripts/xe.sh status && scripts/xe.sh gpu && scripts/xe.sh test || status=$?
+        scripts/xe.sh down || status=$?
+    done
     return "$status"
 }
 
@@ -138,6 +147,7 @@ for stage in "${stages[@]}"; do
         fmt) run_stage fmt check cargo fmt --all --check ;;
         clippy) run_stage clippy check cargo clippy --workspace --all-targets --locked -- -D warnings ;;
         tests) run_stage "tests-$platform" suite cargo test --release --locked --workspace --no-fail-fast ;;
+        card) run_stage card check whole_card ;;
         pocl)
             if [[ $platform != pocl ]]; then
                 AXE_TEST_PLATFORM=pocl OCL_ICD_VENDORS=$AXE_POCL_VENDORS run_stage pocl suite device_tests

