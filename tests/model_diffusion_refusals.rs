@@ -130,14 +130,8 @@ fn full_layers_are_spelt_in_two_ways() {
 fn load(path: &Path) -> Result<(), String> {
     let checkpoint = DiffusionCheckpoint::open(path).map_err(|error| error.to_string())?;
     checkpoint.generation_config().map_err(|error| error.to_string())?;
-    let options = DiffusionOptions {
-        context: 64,
-        rows: 32,
-        vocabulary: None,
-        cache: CacheKind::F16,
-        cache_dir: None,
-        experts: ExpertWeights::Quantised,
-    };
+    let options =
+        DiffusionOptions { rows: 32, experts: ExpertWeights::Quantised, ..DiffusionOptions::new(64) };
     DiffusionGemma::load(device(), &checkpoint, &options, &mut |_| {})
         .map(|_| ())
         .map_err(|error| error.to_string())
@@ -246,14 +240,8 @@ fn files_that_are_damaged_are_named() {
     // A context that no memory holds is refused with the plan.
     std::fs::write(path.join("model.safetensors"), &sound).unwrap();
     let checkpoint = DiffusionCheckpoint::open(&path).unwrap();
-    let options = DiffusionOptions {
-        context: 1 << 33,
-        rows: 32,
-        vocabulary: None,
-        cache: CacheKind::F16,
-        cache_dir: None,
-        experts: ExpertWeights::Quantised,
-    };
+    let options =
+        DiffusionOptions { rows: 32, experts: ExpertWeights::Quantised, ..DiffusionOptions::new(1 << 33) };
     let error = DiffusionGemma::load(device(), &checkpoint, &options, &mut |_| {}).err().unwrap().to_string();
     assert!(error.contains("MiB"), "{error}");
 }
