@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use axe::model::diffusion_gemma::{
     DiffusionCheckpoint, DiffusionConfig, DiffusionGemma, DiffusionOptions, ExpertWeights,
 };
-use axe::ops::CacheKind;
 use safetensors_support::{Raw, Tensors, directory, fixture, tiny};
 use serde_json::{Value, json};
 use support::device;

@@ -1,6 +1,7 @@
 //! DiffusionGemma: one stack of layers that encodes committed tokens into a cache and denoises a canvas over it.
 
 mod builder;
+mod checkpoint;
 mod config;
 mod generation;
 mod layer;
@@ -13,9 +14,9 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
+pub use checkpoint::{DenseWeights, DiffusionCheckpoint, ExpertWeights};
 pub use config::{DiffusionConfig, GGUF_ARCHITECTURE, HeadRope, LayerConfig};
 pub use generation::GenerationConfig;
-pub use source::{DenseWeights, DiffusionCheckpoint, ExpertWeights};
 pub use step::{DenoiseStep, RowChoice};
 
 use super::error::ModelError;
