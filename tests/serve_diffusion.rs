@@ -478,8 +478,9 @@ async fn two_hundred_requests_slow_nothing_down() {
     for round in 0..210 {
         let start = Instant::now();
         let more = json!({"seed": round, "max_tokens": 1 + round % 70, "ignore_eos": round % 3 == 0});
-        daemon.ask(CHAT, &chat(questions[round % 4], more)).await;
-        // The first ones prepare passes of every width.
+        // Prompts of more widths than passes are kept prepared.
+        let words = format!("{}{}", "river ".repeat(round % 50), questions[round % 4]);
+        daemon.ask(CHAT, &chat(&words, more)).await;
         if round >= 10 {
             times.push(start.elapsed());
             resident.push(daemon.metric("process_resident_memory_bytes").await);

@@ -294,12 +294,12 @@ impl DiffusionConfig {
         }
         for (index, layer) in self.layers.iter().enumerate() {
             let LayerConfig { head_size, kv_heads, rope, .. } = layer;
-            if head_size % 16 != 0 {
+            if !head_size.is_multiple_of(16) {
                 return Err(fault(format!(
                     "layer {index} has heads of {head_size}; multiples of 16 are supported"
                 )));
             }
-            if self.heads % kv_heads != 0 {
+            if !self.heads.is_multiple_of(*kv_heads) {
                 let heads = self.heads;
                 return Err(fault(format!(
                     "layer {index}: {heads} query heads cannot share {kv_heads} key-value heads evenly"

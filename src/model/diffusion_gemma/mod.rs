@@ -10,6 +10,7 @@ mod source;
 mod step;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::PathBuf;
 
 pub use config::{DiffusionConfig, GGUF_ARCHITECTURE, HeadRope, LayerConfig};
@@ -173,16 +174,15 @@ impl DiffusionGemma {
         let mut attended: HashMap<usize, Buffer> = HashMap::new();
         let mut layers = Vec::with_capacity(config.layers.len());
         for (layer, parts) in config.layers.iter().zip(&parts.layers) {
-            if !angles.contains_key(&layer.sliding) {
-                let table = layer::angles(&device, &layer.rope, layer.head_size, positions)?;
-                angles.insert(layer.sliding, table);
+            if let Entry::Vacant(entry) = angles.entry(layer.sliding) {
+                entry.insert(layer::angles(&device, &layer.rope, layer.head_size, positions)?);
             }
             let width = config.heads * layer.head_size;
             let attended_stride = round_up(width, STRIDE_MULTIPLE);
-            if !attended.contains_key(&width) {
+            if let Entry::Vacant(entry) = attended.entry(width) {
                 let buffer = device.alloc(Purpose::Scratch, attended_stride * pass_rows * 4)?;
                 device.fill(&buffer, 0)?;
-                attended.insert(width, buffer);
+                entry.insert(buffer);
             }
             let experts = |matrix: usize, outputs| Experts {
                 matrix: matrices[matrix].clone(),

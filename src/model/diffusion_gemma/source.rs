@@ -294,7 +294,7 @@ impl<'a> Source<'a> {
                 Encoding::Ggml(from @ (GgmlType::F32 | GgmlType::F16 | GgmlType::BF16)),
                 ExpertWeights::Quantised,
             ) if matches!(self.checkpoint, DiffusionCheckpoint::Directory(_))
-                && rows.columns % group == 0 =>
+                && rows.columns.is_multiple_of(group) =>
             {
                 let encoding = Encoding::ToW4 { from: *from, group };
                 Rows { encoding, ..rows }
