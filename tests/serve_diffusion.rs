@@ -217,6 +217,12 @@ async fn answers_their_limits_and_their_thoughts() {
         assert_eq!((tokens, &choice["finish_reason"]), (most, &json!("length")));
     }
 
+    // Without a limit, what the context holds is the limit, and not what the checkpoint's authors generate (128).
+    let body = chat("Name the months.", json!({"ignore_eos": true, "max_denoising_steps": 1}));
+    let answer = daemon.ask(CHAT, &body).await;
+    assert_eq!(answer["usage"]["total_tokens"], CONTEXT);
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+
     // Thinking: on, off, and out of tokens inside.
     let (choice, _) = daemon.choice(&thinking(json!({}))).await;
     assert_eq!(choice["message"]["reasoning_content"], "I need 9 - 4.");
