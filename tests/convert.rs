@@ -293,7 +293,8 @@ fn a_conversion_that_was_cut_off_goes_on() {
 fn only_files_that_are_as_they_were_finished_are_kept() {
     let place = Place::new();
     place.convert("whole").unwrap();
-    let damage: [(&str, fn(&Path)); 4] = [
+    type Damage = fn(&Path);
+    let damage: [(&str, Damage); 4] = [
         ("flipped", |path| {
             let mut bytes = fs::read(path).unwrap();
             *bytes.last_mut().unwrap() ^= 1;

@@ -71,10 +71,10 @@ fn stream(model: &mut DiffusionGemma, prompt: &[u32], trajectory: &Trajectory<'_
                 worst[own] = worst[own].max((choice.entropy - entropy).abs());
             }
         };
-        for step in 0..whole.steps {
+        for (step, record) in records.iter().enumerate() {
             if step > 0 {
                 // Leaves the condition of its step in place.
-                model.canvas_logits(&records[step].canvas_in, start, Some(&processed(step - 1))).unwrap();
+                model.canvas_logits(&record.canvas_in, start, Some(&processed(step - 1))).unwrap();
             }
             check(model, step, 0);
             if step + 1 < whole.steps {

@@ -217,6 +217,12 @@ async fn answers_their_limits_and_their_thoughts() {
         assert_eq!((tokens, &choice["finish_reason"]), (most, &json!("length")));
     }
 
+    // Without a limit, what the context holds is the limit, and not what the checkpoint's authors generate (128).
+    let body = chat("Name the months.", json!({"ignore_eos": true, "max_denoising_steps": 1}));
+    let answer = daemon.ask(CHAT, &body).await;
+    assert_eq!(answer["usage"]["total_tokens"], CONTEXT);
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+
     // Thinking: on, off, and out of tokens inside.
     let (choice, _) = daemon.choice(&thinking(json!({}))).await;
     assert_eq!(choice["message"]["reasoning_content"], "I need 9 - 4.");
@@ -478,8 +484,9 @@ async fn two_hundred_requests_slow_nothing_down() {
     for round in 0..210 {
         let start = Instant::now();
         let more = json!({"seed": round, "max_tokens": 1 + round % 70, "ignore_eos": round % 3 == 0});
-        daemon.ask(CHAT, &chat(questions[round % 4], more)).await;
-        // The first ones prepare passes of every width.
+        // Prompts of more widths than passes are kept prepared.
+        let words = format!("{}{}", "river ".repeat(round % 50), questions[round % 4]);
+        daemon.ask(CHAT, &chat(&words, more)).await;
         if round >= 10 {
             times.push(start.elapsed());
             resident.push(daemon.metric("process_resident_memory_bytes").await);

@@ -16,9 +16,9 @@ use clap::{ArgGroup, Args};
 /// Denoise with a diffusion model, or replay a recorded run on it.
 ///
 /// With `--replay`, each recorded step is run from the canvas that was recorded, and most probable tokens, entropies,
-/// drawn tokens, accepted positions and the next canvas are compared. The first difference ends the command with status
-/// 1. How far logits differ is printed, and judged with `--logits-tolerance` only. Without `--replay`, a canvas is
-/// denoised freely, and each step is printed.
+/// drawn tokens, accepted positions and the next canvas are compared. The first difference ends the command, with exit
+/// status 1. How far logits differ is printed, and judged with `--logits-tolerance` only. Without `--replay`, a canvas
+/// is denoised freely, and each step is printed.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("prompt").required(true).args(["ids", "manifest"]))]
 pub struct Options {
