@@ -69,12 +69,18 @@ class Server:
 
     def body(self, text="Name three colours.", **more):
         """A chat request, or a completion for a model that has no chat template."""
+        if not self.chats:
+            return self.text_body(text, **more)
+        return self.base() | {"messages": [{"role": "user", "content": text}]} | more
+
+    def text_body(self, prompt, **more):
+        """A completion request."""
+        return self.base() | {"prompt": prompt} | more
+
+    def base(self):
         base = {"model": self.model, "max_tokens": 24, "temperature": 0}
-        if self.denoises:
-            # Even greedy denoising begins with a canvas of random tokens.
-            base["seed"] = 1
-        base |= {"messages": [{"role": "user", "content": text}]} if self.chats else {"prompt": text}
-        return base | more
+        # Even greedy denoising begins with a canvas of random tokens.
+        return base | {"seed": 1} if self.denoises else base
 
     @property
     def path(self):
@@ -279,7 +285,7 @@ def unicode_text(s):
 def text_completion(s):
     """/v1/completions goes on with a text, and with token ids."""
     for prompt in ("The capital of France is", [504, 575, 282]):
-        reply = s.client.post(TEXT, {"model": s.model, "prompt": prompt, "max_tokens": 4, "temperature": 0})
+        reply = s.client.post(TEXT, s.text_body(prompt, max_tokens=4))
         same(reply.status, 200, f"status ({reply.body[:200]!r})")
         check(reply.json()["choices"][0]["text"], "empty text:", reply.body)
 

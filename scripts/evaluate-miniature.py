@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Asks the miniature everything that its card says it knows, and compares with the card.
 
-    scripts/evaluate-miniature.py --model tests/fixtures/tiny-diffusion-w4    starts a daemon of its own
-    scripts/evaluate-miniature.py --url http://127.0.0.1:8080                 asks one that runs
+    scripts/evaluate-miniature.py --model tests/fixtures/tiny-diffusion    starts a daemon of its own
+    scripts/evaluate-miniature.py --url http://127.0.0.1:8080              asks one that runs
 
-The questions and answers are in tests/fixtures/tiny-diffusion-sets.json (or --sets): for each set its pairs of question and answer,
-the rate of exact answers and the mean denoising steps per canvas that PyTorch shows. With --judge a rate more than 3
-points below PyTorch's, or steps more than 5 % off, are failures, and the exit status is 1. Standard library only.
+Questions and answers are in tests/fixtures/tiny-diffusion-sets.json (or --sets), with the rate of exact answers and the
+mean denoising steps per canvas that PyTorch shows. With --judge it fails where a rate is more than 3 points below
+PyTorch's (for facts: below it at all) or steps are more than 5 % off. Standard library only.
 """
 
 import argparse
