@@ -9,16 +9,6 @@
 #define LEAST_SHARE -42.0f // e^this of the largest weight is too little to change a sum, for any vocabulary
 #define NO_SHARE -200.0f   // e^this is zero
 
-inline float16 weight_of(float16 code, float16 scale, float16 offset) {
-#ifdef CENTRE
-    return scale * (code - CENTRE);
-#elif SCALE_BYTES > 0
-    return fma(scale, code, offset);
-#else
-    return code;
-#endif
-}
-
 // Rows ids[i] of the table times `scale`: out f32 [rows][stride], zero past the table's padded columns. An id past
 // the table reads its last row. One work-item a row.
 EXPLICIT_VECTOR kernel void embed(global const uchar* table, global const int* ids, global float* out, int tokens,
@@ -71,102 +61,6 @@ inline int token_of(float16 first, float16 second, float top, int from) {
     int i = 0;
     while (i < 31 && values[i] != top) i++;
     return from + i;
-}
-
-// Parts of two vectors: __builtin_shufflevector is one instruction where OpenCL's own spelling may become many.
-#define LOW_PAIRS(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
-#define HIGH_PAIRS(a, b) __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
-#define LOW_QUADS(a, b) __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
-#define HIGH_QUADS(a, b) __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
-#define EVEN_PARTS(a, b) __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
-#define ODD_PARTS(a, b) __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
-
-// Transposes a 16 x 16 square: in[i * in_stride] lane j goes to out[j * out_stride] lane i.
-inline void transpose(const float16* in, int in_stride, float16* out, int out_stride) {
-    float16 a[16], b[16];
-    #pragma unroll
-    for (int i = 0; i < 16; i += 2) {
-        a[i] = LOW_PAIRS(in[i * in_stride], in[(i + 1) * in_stride]);
-        a[i + 1] = HIGH_PAIRS(in[i * in_stride], in[(i + 1) * in_stride]);
-    }
-    #pragma unroll
-    for (int i = 0; i < 16; i += 4) { // b[i + c]: in parts of four lanes, columns c, 4 + c, 8 + c, 12 + c of rows i to i + 3
-        b[i] = LOW_QUADS(a[i], a[i + 2]);
-        b[i + 1] = HIGH_QUADS(a[i], a[i + 2]);
-        b[i + 2] = LOW_QUADS(a[i + 1], a[i + 3]);
-        b[i + 3] = HIGH_QUADS(a[i + 1], a[i + 3]);
-    }
-    #pragma unroll
-    for (int c = 0; c < 4; c++) {
-        float16 even0 = EVEN_PARTS(b[c], b[4 + c]), even1 = EVEN_PARTS(b[8 + c], b[12 + c]); // columns c, 8 + c
-        float16 odd0 = ODD_PARTS(b[c], b[4 + c]), odd1 = ODD_PARTS(b[8 + c], b[12 + c]);     // columns 4 + c, 12 + c
-        out[c * out_stride] = EVEN_PARTS(even0, even1);
-        out[(8 + c) * out_stride] = ODD_PARTS(even0, even1);
-        out[(4 + c) * out_stride] = EVEN_PARTS(odd0, odd1);
-        out[(12 + c) * out_stride] = ODD_PARTS(odd0, odd1);
-    }
-}
-
-// Adds 32 tokens' share to 32 columns of R rows' running means. weights: [R][32]; share: what the sums so far are
-// worth; tokens: [32][2] the 32 columns of each token; rows: which rows of `soft` they are.
-#define SOFT_ROWS(R)                                                                                                  \
-    inline void soft_rows_##R(const float* weights, const float* share, const float16* tokens, const int* rows,       \
-                              global float* soft) {                                                                   \
-        float16 sums[R][2];                                                                                           \
-        _Pragma("unroll") for (int r = 0; r < R; r++) {                                                               \
-            sums[r][0] = vload16(2 * rows[r], soft) * share[r];                                                       \
-            sums[r][1] = vload16(2 * rows[r] + 1, soft) * share[r];                                                   \
-        }                                                                                                             \
-        _Pragma("unroll") for (int v = 0; v < 32; v++) {                                                              \
-            float16 e0 = tokens[2 * v], e1 = tokens[2 * v + 1];                                                       \
-            _Pragma("unroll") for (int r = 0; r < R; r++) {                                                           \
-                float16 p = weights[r * 32 + v];                                                                      \
-                sums[r][0] = fma(e0, p, sums[r][0]);                                                                  \
-                sums[r][1] = fma(e1, p, sums[r][1]);                                                                  \
-            }                                                                                                         \
-        }                                                                                                             \
-        _Pragma("unroll") for (int r = 0; r < R; r++) {                                                               \
-            vstore16(sums[r][0], 2 * rows[r], soft);                                                                  \
-            vstore16(sums[r][1], 2 * rows[r] + 1, soft);                                                              \
-        }                                                                                                             \
-    }
-SOFT_ROWS(1)
-SOFT_ROWS(2)
-#if ROWS > 4
-SOFT_ROWS(4)
-SOFT_ROWS(8)
-#else
-SOFT_ROWS(3)
-#endif
-// Rows active[0 .. some] of 32 columns, as many at once as there are registers for.
-#define TAKE_SOFT(R) soft_rows_##R(weights + r * 32, share + r, tokens, active + r, soft), r += R
-inline void add_soft(const float* weights, const float* share, const float16* tokens, const int* active, int some,
-                     global float* soft) {
-    int r = 0;
-#if ROWS > 4
-    while (r + 8 <= some) TAKE_SOFT(8);
-    if (r + 4 <= some) TAKE_SOFT(4);
-#else
-    while (r + 3 <= some) TAKE_SOFT(3);
-#endif
-    if (r + 2 <= some) TAKE_SOFT(2);
-    if (r < some) TAKE_SOFT(1);
-}
-
-// The weights of a group of two tiles with columns contiguous: tokens[32][2], zero from token `meant` on.
-inline void load_tokens(global const uchar* tiles, size_t step, int g, int meant, float16* tokens) {
-    float16 codes[2 * GROUP], scales[2 * (GROUP / SCALE_GROUP)], offsets[2 * (GROUP / SCALE_GROUP)];
-    load_group(tiles, step, 2, g, codes, scales, offsets);
-    #pragma unroll
-    for (int i = 0; i < 2 * GROUP; i++) {
-        const int s = i / 2 / SCALE_GROUP * 2 + i % 2;
-        codes[i] = weight_of(codes[i], scales[s], offsets[s]);
-    }
-    #pragma unroll
-    for (int part = 0; part < 4; part++) // 16 columns of 16 tokens each
-        transpose(codes + part / 2 * 32 + part % 2, 2, tokens + part % 2 * 32 + part / 2, 2);
-    // Whatever stands past the vocabulary must not be multiplied, not even by zero.
-    for (int v = meant; v < 32; v++) tokens[2 * v] = tokens[2 * v + 1] = 0.0f;
 }
 
 // A row's 32 logits from token `first` on. Leaves weights e^(logit - peak) in w[0], w[1] and in *share what sums so far
@@ -236,7 +130,8 @@ inline int take_logits(float16* w, float* share, Part* part, int first, int voca
 }
 
 // A block of rows against a slice of the vocabulary. x, sums: packed rows, as for matmul. parts: [HEAD_SLICES][rows].
-// softs: f32 [HEAD_SLICES][rows][groups][32] in all; a row block's part of a slice lies as [groups][rows of the block][32].
+// softs: f32 [HEAD_SLICES][rows][groups][32] in all, rows padded to 16; a row block's part of a slice lies as [groups][rows of
+// the block][32].
 // Global size: row blocks x HEAD_SLICES.
 EXPLICIT_VECTOR kernel void stream_head(float temperature, uint key0, uint key1, uint canvas, uint step, int greedy,
                                         int barred_count, int soft, global const uchar* table, global const float* x,
@@ -249,10 +144,10 @@ EXPLICIT_VECTOR kernel void stream_head(float temperature, uint key0, uint key1,
     const int pairs = (vocabulary + 31) / 32;
     const int from = (int)((long)pairs * slice / HEAD_SLICES), to = (int)((long)pairs * (slice + 1) / HEAD_SLICES);
     const size_t step_bytes = tile_bytes(groups);
-    const size_t place = (size_t)slice * rows + start;
-    global float* means = softs + place * groups * GROUP;
+    const int padded_rows = (count + 15) / 16 * 16;
+    global float* means = softs + ((size_t)slice * ((rows + 15) / 16 * 16) + start) * groups * GROUP;
     if (soft)
-        for (int i = 0; i < 2 * groups * count; i++) vstore16((float16)0.0f, i, means);
+        for (int i = 0; i < 2 * groups * padded_rows; i++) vstore16((float16)0.0f, i, means);
     Part state[ROW_BLOCK];
     for (int r = 0; r < count; r++) {
         state[r].peak = state[r].best = state[r].drawn = -INFINITY;
@@ -260,10 +155,33 @@ EXPLICIT_VECTOR kernel void stream_head(float temperature, uint key0, uint key1,
         state[r].best_token = state[r].drawn_token = state[r].bad = 0;
     }
     float16 logits[2 * ROW_BLOCK];
+#ifdef SOFT_BY_TILES
+    float16 held_weights[SOFT_PAIRS * 2 * ROW_BLOCK];
+    float held_shares[SOFT_PAIRS * ROW_BLOCK];
+    int held = 0;
+#endif
     for (int pair = from; pair < to; pair++) {
         global const uchar* tiles = table + (size_t)pair * 2 * step_bytes;
         rows_through_pair(tiles, groups, packed_groups, x + (size_t)start * packed_groups * GROUP_FLOATS,
                           sums + (size_t)start * packed_groups * 3, count, logits);
+#ifdef SOFT_BY_TILES
+        float16* weights = held_weights + held * 2 * ROW_BLOCK;
+        for (int r = 0; r < padded_rows; r++) {
+            float16 w[2] = {logits[2 * r], logits[2 * r + 1]};
+            float* share = &held_shares[held * ROW_BLOCK + r];
+            *share = 1.0f;
+            const int some = r < count && take_logits(w, share, &state[r], pair * 32, vocabulary, cap, temperature, start + r,
+                                                      greedy, step, canvas, key0, key1, barred, barred_count);
+            weights[2 * r] = some ? w[0] : (float16)0.0f;
+            weights[2 * r + 1] = some ? w[1] : (float16)0.0f;
+        }
+        if (!soft || (++held < SOFT_PAIRS && pair + 1 < to)) continue;
+        add_means(table + (size_t)(pair + 1 - held) * 2 * step_bytes, step_bytes, groups, held,
+                  min(32, vocabulary - pair * 32), held_weights, held_shares, padded_rows, means);
+        held = 0;
+    }
+    for (int g = 0; soft && g < groups; g++) turn_means(means + (size_t)g * padded_rows * GROUP, padded_rows / 16);
+#else
         // Rows for which these tokens have weight, moved together.
         int active[ROW_BLOCK], some = 0;
         float shares[ROW_BLOCK];
@@ -276,15 +194,12 @@ EXPLICIT_VECTOR kernel void stream_head(float temperature, uint key0, uint key1,
                 active[some++] = r;
             }
         }
-        if (!soft || some == 0) continue;
-        const int meant = min(32, vocabulary - pair * 32);
-        for (int g = 0; g < groups; g++) {
-            float16 tokens[2 * 32];
-            load_tokens(tiles, step_bytes, g, meant, tokens);
-            add_soft((const float*)logits, shares, tokens, active, some, means + (size_t)g * count * GROUP);
-        }
+        if (soft)
+            add_means(tiles, step_bytes, groups, min(32, vocabulary - pair * 32), logits, shares, active, some, padded_rows,
+                      means);
     }
-    for (int r = 0; r < count; r++) parts[place + r] = state[r];
+#endif
+    for (int r = 0; r < count; r++) parts[(size_t)slice * rows + start + r] = state[r];
 }
 
 // What the host gets to know of a row; HeadRow of ops/head.rs.
@@ -301,7 +216,7 @@ EXPLICIT_VECTOR kernel void merge_head(int greedy, int soft, global const Part* 
                                        float scale) {
     const int row = get_global_id(0);
     const int start = row / ROW_BLOCK * ROW_BLOCK;
-    const int count = min(ROW_BLOCK, rows - start);
+    const int padded_rows = (min(ROW_BLOCK, rows - start) + 15) / 16 * 16;
     Part all = parts[row];
     for (int s = 1; s < HEAD_SLICES; s++) {
         global const Part* part = parts + (size_t)s * rows + row;
@@ -335,7 +250,8 @@ EXPLICIT_VECTOR kernel void merge_head(int greedy, int soft, global const Part* 
         float16 a = 0.0f, b = 0.0f;
         for (int s = 0; s < HEAD_SLICES; s++) {
             global const float* mean =
-                softs + ((size_t)s * rows + start) * groups * GROUP + ((size_t)g * count + row - start) * GROUP;
+                softs + ((size_t)s * ((rows + 15) / 16 * 16) + start) * groups * GROUP +
+                ((size_t)g * padded_rows + row - start) * GROUP;
             a = fma(vload16(0, mean), (float16)shares[s], a);
             b = fma(vload16(1, mean), (float16)shares[s], b);
         }

@@ -67,20 +67,20 @@ inline void pack_group(float16 a, float16 b, global float* packed, global float*
 
 #ifdef FORMAT
 
-// WEIGHT_TERMS: of bf16 that a weight or code is cut into. SPAN: groups whose products are added before anything else
-// becomes of them. HALVES: scale groups in a group.
+// WEIGHT_TERMS: of bf16 that a weight or code is cut into. SPAN: groups whose products a tile adds up from zero before they
+// join the results: sums of a few groups are small, and so is what rounding them loses. HALVES: scale groups in a group.
 #if FORMAT == FORMAT_F32
 #define WEIGHT_TERMS 3
-#define SPAN 2
+#define SPAN 4
 #elif FORMAT == FORMAT_F16
 #define WEIGHT_TERMS 2
-#define SPAN 2
+#define SPAN 4
 #elif FORMAT == FORMAT_BF16
 #define WEIGHT_TERMS 1
 #define SPAN 4
 #elif FORMAT == FORMAT_W4
 #define WEIGHT_TERMS 1
-#define SPAN 2
+#define SPAN 2 // one scale for both
 #else
 #define WEIGHT_TERMS 1
 #define SPAN 1
@@ -95,8 +95,8 @@ constant ushort NIBBLES[32] __attribute__((aligned(64))) = {
     0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
 #endif
 
-// One group of codes as tiles [HALVES][WEIGHT_TERMS][16 pairs of columns][16 outputs][2] bf16, the small terms first. Of a
-// half, the other half's columns are zero.
+// One group of codes as tiles [HALVES][WEIGHT_TERMS][16 VNNI pairs of columns][16 outputs][2] bf16, the small terms first. Of
+// a half, the other half's columns are zero.
 inline void unpack_tiles(global const uchar* codes, float16* tiles) {
 #if SLOT_BITS == 4 && !defined(HIGH_BITS)
     const float16 nibbles = vload16(0, (constant const float*)NIBBLES);
@@ -144,14 +144,8 @@ inline void unpack_tiles(global const uchar* codes, float16* tiles) {
 #endif
 }
 
-// A term of 32 rows times two tiles of weights: tiles 0 to 3 are [row block][weights].
-#define DOT_TERM_2(a) \
-    TILE_LOAD(4, a, 64); TILE_DOT(0, 4, 6); TILE_DOT(1, 4, 7); TILE_LOAD(5, (a) + 1024, 64); TILE_DOT(2, 5, 6); TILE_DOT(3, 5, 7)
-#define DOT_TERM_1(t, a) TILE_LOAD(t, a, 64); TILE_DOT(0, t, 6); TILE_DOT(1, t, 7)
-
-#if SCALE_BYTES > 0
-// Scales what a pass of 16 or 32 rows left in dots[2 * rows] and adds it to the results. Where there are fewer, sums that
-// lie beyond are read for them (64 bytes of room behind the last).
+// Scales what a pass of 16 or 32 rows left in dots[2 * rows] and adds it to the results. Where there are fewer rows, sums
+// that lie beyond are read for them.
 inline void add_pass(const float16* dots, const float16* scales, global const float* sums, int sum_stride, int rows,
                      float16* results) {
     for (int block = 0; block < rows; block += 16)
@@ -165,21 +159,18 @@ inline void add_pass(const float16* dots, const float16* scales, global const fl
             results[2 * r + 1] = add_group(results[2 * r + 1], dots[2 * r + 1], sum, scales[1], scales[3]);
         }
 }
-#endif
 
 // A block of `rows` rows through two tiles of weights, as in tile_pair.h; results of the rows that fill up 16 are scratch.
 inline void rows_through_pair(global const uchar* first, int groups, int packed_groups, global const float* x,
                               global const float* sums, int rows, float16* results) {
     float16 tiles[SPAN * 2 * HALVES * WEIGHT_TERMS * 16] __attribute__((aligned(64)));
     const size_t term = (size_t)rows * 64;
-#if SCALE_BYTES > 0
-    // Products wait here while tiles work on the next pass: adding them at once would wait for the tiles.
+    // A pass's products wait here while tiles work on the next one: to add them at once would be to wait for the tiles.
     float16 dots[2][64] __attribute__((aligned(64))), scales[2][4];
-    int flip = 0, old_count = 0, which = 0;
+    int flip = 0, old_rows = 0, which = 0;
     global const float* old_sums = sums;
     float16* old_results = results;
     for (int r = 0; r < (rows + 15) / 16 * 32; r++) results[r] = 0.0f;
-#endif
     TILES_ON;
     for (int from = 0; from < groups; from += SPAN) {
         const int span = min(SPAN, groups - from);
@@ -195,55 +186,46 @@ inline void rows_through_pair(global const uchar* first, int groups, int packed_
                 unpack_tiles(codes, tiles + (k * 2 + t) * HALVES * WEIGHT_TERMS * 16);
             }
         for (int half_group = 0; half_group < HALVES; half_group++) {
-#if SCALE_BYTES > 0
             which = 1 - which;
             for (int t = 0; t < 2; t++) {
                 const int s = from * HALVES + half_group;
                 scales[which][t] = group_scale(first + t * tile_bytes(groups), s);
                 scales[which][2 + t] = group_offset(first + t * tile_bytes(groups), s);
             }
-#endif
             for (int r = 0; r < rows; r += 32) {
                 const bool two = r + 16 < rows;
-#if SCALE_BYTES > 0
-                float16* to = dots[flip];
-                const bool fresh = true;
-#else
-                float16* to = results + 2 * r;
-                const bool fresh = from == 0;
-#endif
-                if (fresh) {
-                    TILE_ZERO(0); TILE_ZERO(1); TILE_ZERO(2); TILE_ZERO(3);
-                } else {
-                    TILE_LOAD(0, to, 128); TILE_LOAD(1, to + 1, 128);
-                    if (two) { TILE_LOAD(2, to + 32, 128); TILE_LOAD(3, to + 33, 128); }
-                }
-                for (int k = 0; k < span; k++) {
-                    global const uchar* a = (global const uchar*)x + ((size_t)(from + k) * 3) * term + r * 64;
-                    const float16* b = tiles + (k * 2 * HALVES + half_group) * WEIGHT_TERMS * 16;
-                    #pragma unroll
-                    for (int w = 0; w < WEIGHT_TERMS; w++) {
-                        TILE_LOAD(6, b + w * 16, 64); TILE_LOAD(7, b + (HALVES * WEIGHT_TERMS + w) * 16, 64);
-                        if (two) { DOT_TERM_2(a); DOT_TERM_2(a + term); DOT_TERM_2(a + 2 * term); }
-                        else { DOT_TERM_1(4, a); DOT_TERM_1(5, a + term); DOT_TERM_1(4, a + 2 * term); }
+                TILE_ZERO(0); TILE_ZERO(1); TILE_ZERO(2); TILE_ZERO(3);
+                // Small terms first: while their sums are small, little is lost.
+                #pragma unroll
+                for (int part = 0; part < 3; part++)
+                    for (int k = 0; k < span; k++) {
+                        global const uchar* a = (global const uchar*)x + ((size_t)(from + k) * 3 + part) * term + r * 64;
+                        const float16* b = tiles + (k * 2 * HALVES + half_group) * WEIGHT_TERMS * 16;
+                        TILE_LOAD(4, a, 64);
+                        if (two) TILE_LOAD(5, a + 1024, 64);
+                        #pragma unroll
+                        for (int w = 0; w < WEIGHT_TERMS; w++) {
+                            if (SPAN * WEIGHT_TERMS > 1 || part == 0) {
+                                TILE_LOAD(6, b + w * 16, 64);
+                                TILE_LOAD(7, b + (HALVES * WEIGHT_TERMS + w) * 16, 64);
+                            }
+                            TILE_DOT(0, 4, 6); TILE_DOT(1, 4, 7);
+                            if (two) { TILE_DOT(2, 5, 6); TILE_DOT(3, 5, 7); }
+                        }
                     }
-                }
+                float16* to = dots[flip];
                 TILE_STORE(0, to, 128); TILE_STORE(1, to + 1, 128);
                 if (two) { TILE_STORE(2, to + 32, 128); TILE_STORE(3, to + 33, 128); }
-#if SCALE_BYTES > 0
-                if (old_count > 0)
-                    add_pass(dots[1 - flip], scales[r == 0 ? 1 - which : which], old_sums, rows, old_count, old_results);
+                if (old_rows > 0)
+                    add_pass(dots[1 - flip], scales[r == 0 ? 1 - which : which], old_sums, rows, old_rows, old_results);
                 flip = 1 - flip;
-                old_count = two ? 32 : 16;
+                old_rows = two ? 32 : 16;
                 old_sums = group_sums(sums, packed_groups, rows, from) + half_group * rows + r;
                 old_results = results + 2 * r;
-#endif
             }
         }
     }
-#if SCALE_BYTES > 0
-    add_pass(dots[1 - flip], scales[which], old_sums, rows, old_count, old_results);
-#endif
+    add_pass(dots[1 - flip], scales[which], old_sums, rows, old_rows, old_results);
     TILES_OFF;
 }
 #endif

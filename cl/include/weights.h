@@ -259,3 +259,16 @@ inline float16 add_group(float16 result, float16 dot, float sum, float16 scale, 
     return result + dot;
 #endif
 }
+
+// A weight by itself.
+inline float16 weight_of(float16 code, float16 scale, float16 offset) {
+#ifdef CENTRE
+    return scale * (code - CENTRE);
+#elif defined(OFFSET_IS_ZERO)
+    return scale * (code - offset);
+#elif SCALE_BYTES > 0
+    return fma(scale, code, offset);
+#else
+    return code;
+#endif
+}

@@ -144,7 +144,7 @@ pub struct HeadState {
 
 /// Bytes of the partial sums of soft embeddings.
 fn softs_bytes(rows: usize, hidden: usize) -> usize {
-    SLICES * rows * round_up(hidden, STRIDE_MULTIPLE) * 4
+    SLICES * round_up(rows, TILE) * round_up(hidden, STRIDE_MULTIPLE) * 4
 }
 
 impl HeadState {

@@ -11,6 +11,9 @@ use crate::device::{Device, DeviceError, DeviceKind, Kernel, Program};
 const COMMON: &str = include_str!("../../cl/include/common.h");
 const WEIGHTS: &str = include_str!("../../cl/include/weights.h");
 const PRODUCTS: &str = include_str!("../../cl/include/products.h");
+const TRANSPOSE: &str = include_str!("../../cl/include/transpose.h");
+const SOFT: &str = include_str!("../../cl/include/soft.h");
+const SOFT_TILES: &str = include_str!("../../cl/include/soft_tiles.h");
 const PHILOX: &str = include_str!("../../cl/include/philox.h");
 const PREPARE: &str = include_str!("../../cl/include/prepare.h");
 const FINISH: &str = include_str!("../../cl/include/finish.h");
@@ -184,12 +187,16 @@ impl Kernels {
     ) -> Result<Kernel, OpsError> {
         let (number, rows, slices) = (format as usize, self.rows_at_once, super::head::SLICES);
         let (prefetch, [pack, pair]) = (self.prefetch, self.pair());
+        let soft = match (self.products, format) {
+            (Products::MatrixUnit, Format::Bf16) => SOFT_TILES,
+            _ => SOFT,
+        };
         self.kernel(device, ("head", number), name, || {
             (
                 format!("head.cl ({})", format.name()),
                 format!(
                     "#define FORMAT {number}\n#define ROWS {rows}\n#define HEAD_SLICES {slices}\n\
-                     {prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{pack}{pair}{PHILOX}{HEAD}"
+                     {prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{pack}{pair}{TRANSPOSE}{soft}{PHILOX}{HEAD}"
                 ),
             )
         })
