@@ -84,6 +84,12 @@ fn recorded_runs_are_replayed_and_the_first_difference_is_told() {
     let (code, out, err) = axed(&[&arguments[..], &["--streaming"]].concat());
     assert_eq!(code, 0, "{err}");
     assert!(out.lines().last().unwrap().contains("logits not compared, entropies within "), "{out}");
+    // A model that does not denoise.
+    fails(
+        &["--model", text(&fixture("causal-families/llama.gguf")), "--ids", "1"],
+        1,
+        "llama.gguf: general.architecture is 'llama'; expected 'diffusion-gemma'",
+    );
     let (model, run) =
         (fixture("diffusion-random/model"), fixture("diffusion-random/traj_short.safetensors"));
     // Another prompt than the recorded one.

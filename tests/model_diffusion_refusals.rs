@@ -1,6 +1,8 @@
 //! Checkpoints that are not what they must be are refused with file, key and tensor; nothing panics.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[allow(dead_code, reason = "shared with the tests of the checkpoint room")]
+mod checkpoint_support;
 mod safetensors_support;
 mod support;
 
@@ -9,6 +11,7 @@ use std::path::{Path, PathBuf};
 use axe::model::diffusion_gemma::{
     DiffusionCheckpoint, DiffusionConfig, DiffusionGemma, DiffusionOptions, ExpertWeights,
 };
+use checkpoint_support::{Bytes, F32, STRING, U32};
 use safetensors_support::{Raw, Tensors, directory, fixture, tiny};
 use serde_json::{Value, json};
 use support::device;
@@ -243,4 +246,66 @@ fn files_that_are_damaged_are_named() {
         DiffusionOptions { rows: 32, experts: ExpertWeights::Quantised, ..DiffusionOptions::new(1 << 33) };
     let error = DiffusionGemma::load(device(), &checkpoint, &options, &mut |_| {}).err().unwrap().to_string();
     assert!(error.contains("MiB"), "{error}");
+}
+
+/// The random model's GGUF with some bytes replaced by others of the same length.
+fn patched(from: &[u8], to: &[u8]) -> (TempDir, PathBuf) {
+    assert_eq!(from.len(), to.len());
+    let mut bytes = std::fs::read(fixture("diffusion-random/model.gguf")).unwrap();
+    let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
+    bytes[at..at + to.len()].copy_from_slice(to);
+    Bytes(bytes).save()
+}
+
+#[test]
+fn gguf_keys_and_tensors_that_are_wrong_are_named() {
+    let own = |name: &str| format!("diffusion-gemma.{name}");
+    let count = |name: &str, value: u32| Bytes::default().key(name, U32).u32(value).0;
+    let number = |name: &str, value: f32| Bytes::default().key(name, F32).raw(&value.to_le_bytes()).0;
+    let text = |name: &str| Bytes::default().string(name).0;
+    for (from, to, words) in [
+        // Renamed: one is missing, and one is not known.
+        (
+            text(&own("expert_used_count")),
+            text(&own("expert_used_kount")),
+            "diffusion-gemma.expert_used_kount",
+        ),
+        (text("diffusion.eb_max_steps"), text("diffusion.eb_max_stops"), "diffusion.eb_max_stops"),
+        (text("diffusion.canvas_length"), text("diffusionxcanvas_length"), "diffusion.canvas_length"),
+        (
+            count(&own("expert_used_count"), 2),
+            count(&own("expert_used_count"), 9),
+            "9 experts a token of only 8",
+        ),
+        (count(&own("expert_count"), 8), count(&own("expert_count"), 7), "ffn_gate_inp.weight"),
+        (count(&own("block_count"), 4), count(&own("block_count"), 3), "sliding_window_pattern has 4 values"),
+        (
+            count(&own("attention.key_length"), 32),
+            count(&own("attention.key_length"), 33),
+            "value_length is 32, keys have 33",
+        ),
+        (count(&own("attention.head_count"), 4), count(&own("attention.head_count"), 0), "head_count is 0"),
+        (
+            count(&own("attention.shared_kv_layers"), 0),
+            count(&own("attention.shared_kv_layers"), 2),
+            "shared_kv_layers is 2",
+        ),
+        (
+            number(&own("final_logit_softcapping"), 30.0),
+            number(&own("final_logit_softcapping"), f32::NAN),
+            "final_logit_softcapping is NaN",
+        ),
+        (number("diffusion.eb_t_min", 0.4), number("diffusion.eb_t_min", 0.9), "t_min is 0.9"),
+        (text("blk.2.ffn_gate_inp.scale"), text("blk.2.ffn_gate_inp.scalf"), "blk.2.ffn_gate_inp.scale"),
+        (text("self_cond_pre_norm.weight"), text("self_cond_pre_norm.height"), "self_cond_pre_norm.weight"),
+        (
+            Bytes::default().key("general.architecture", STRING).string("diffusion-gemma").0,
+            Bytes::default().key("general.architecture", STRING).string("diffusion-gamma").0,
+            "diffusion-gamma",
+        ),
+    ] {
+        let (_folder, path) = patched(&from, &to);
+        let error = load(&path).expect_err(words);
+        assert!(error.contains("model.gguf") && error.contains(words), "no '{words}' in: {error}");
+    }
 }

@@ -16,6 +16,12 @@ impl DiffusionConfig {
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, ModelError> {
         let metadata = gguf.metadata();
         let unsupported = |what: String| ModelError::Unsupported { path: gguf.path().to_owned(), what };
+        let architecture = metadata.require_str("general.architecture")?;
+        if architecture != GGUF_ARCHITECTURE {
+            return Err(unsupported(format!(
+                "general.architecture is '{architecture}'; expected '{GGUF_ARCHITECTURE}', a model that denoises"
+            )));
+        }
         refuse_unknown_keys(gguf)?;
         let key = |name: &str| format!("{GGUF_ARCHITECTURE}.{name}");
         let size = |name: &str, most: u32| -> Result<usize, ModelError> {
