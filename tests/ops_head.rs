@@ -114,7 +114,7 @@ fn put_row(format: Format, tile: &mut [u8], lane: usize, columns: usize, seed: u
         format.put_numbers(tile, lane, &elements);
         return;
     }
-    let block = if format.block_groups() == 8 { 256 } else { 32 };
+    let block = format.block_codes();
     let below = match format {
         Format::Q8_0 => 256,
         Format::Q6K => 64,
@@ -170,6 +170,7 @@ impl Case {
             Format::Q4K | Format::Q5K | Format::Q6K => {
                 (1..=if simulated() { 1usize } else { 2 }).prop_map(|n| n * 256).boxed()
             }
+            Format::W4 => (1..=blocks / 2).prop_map(|n| n * 64).boxed(),
             _ => (1..=blocks).prop_map(|n| n * 32).boxed(),
         };
         let shape = (17..=vocabulary, 0..40usize, hidden, 1..=rows);
@@ -631,7 +632,11 @@ fn samples_follow_the_softmax() {
 fn embedding_rows_are_the_tables_own() {
     for (device, kernels) in flavours() {
         for format in Format::ALL {
-            let hidden = if format.block_groups() == 8 { 256 } else { 96 };
+            let hidden = match format.block_groups() {
+                8 => 256,
+                _ if format == Format::W4 => 64,
+                _ => 96,
+            };
             let setup = Setup::new(&device, &kernels, format, &plain_case(75, hidden, 1));
             let ids: Vec<i32> = vec![0, 74, 16, 15, 3, 3, 47, -1, i32::MAX, i32::MIN];
             let (good, stride) = (7, setup.stride);
@@ -658,6 +663,7 @@ fn soft_embeddings_of_given_logits_are_those_of_the_head() {
             let hidden = match format {
                 Format::F32 | Format::F16 | Format::Bf16 => 77,
                 Format::Q4K | Format::Q5K | Format::Q6K => 256,
+                Format::W4 => 64,
                 _ => 96,
             };
             let rows = if simulated() { 5 } else { 9 };

@@ -175,9 +175,9 @@ impl Operands {
     /// The product's values of one output row, padding included.
     ///
     /// The bound is one rounding of everything added up for each step of the longest chain of additions: 32 in a group, or
-    /// by tiles 16 fused, one to join even and odd columns and one for each of the at most 18 products that one adds up
-    /// from zero; a scale and an offset; and one a group. The bf16 terms of tiles are together at most 1 + 2^-8 + 2^-16
-    /// times what they are terms of.
+    /// by tiles 16 fused, one to join even and odd columns and one for each of at most 12 products of the activations'
+    /// high terms that one adds up from zero (the other terms' come before and are 2^-8 of these); a scale and an offset;
+    /// and one a group.
     fn expected(&self, row: usize, prepared: &[Bounded]) -> Vec<Bounded> {
         let n = self.case.columns;
         let steps = (40 + self.matrix.format.padded_columns(n) / 32) as f64;

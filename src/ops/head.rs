@@ -397,6 +397,9 @@ fn check_table(op: &'static str, table: &Matrix, vocabulary: usize) -> Result<()
     check(op, table.buffer.size() >= table.bytes(), || {
         format!("the table has {} bytes, its shape needs {}", table.buffer.size(), table.bytes())
     })?;
+    // The padding of a block that has a scale is not zero there, as rows of a table must be.
+    let whole = table.format != Format::W4 || table.columns.is_multiple_of(table.format.block_codes());
+    check(op, whole, || format!("a W4 table of {} columns, not whole blocks", table.columns))?;
     check(op, vocabulary > 0 && vocabulary <= table.rows, || {
         format!("a vocabulary of {vocabulary} and a table of {} rows", table.rows)
     })

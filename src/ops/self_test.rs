@@ -292,7 +292,11 @@ pub fn self_test_head(device: &Device, kernels: &Kernels, format: Format) -> Res
     const VOCABULARY: usize = 9 * ROW_MULTIPLE + 5; // more pairs of tiles than slices
     const TEMPERATURE: f32 = 0.6;
     const SEED: u64 = 0x0123_4567_89ab_cdef;
-    let hidden = if format.block_groups() == 8 { 256 } else { 96 };
+    let hidden = match format {
+        Format::W4 => 64,
+        _ if format.block_groups() == 8 => 256,
+        _ => 96,
+    };
     let stride = super::round_up(hidden, STRIDE_MULTIPLE);
     let mut sequence = Sequence(format as u32 + 101);
     let tiles = random_tiles(format, VOCABULARY, hidden, &mut sequence);
