@@ -22,7 +22,8 @@ pub(super) struct Asked {
     repetition_penalty: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
-    seed: u64,
+    /// None: the server chooses.
+    seed: Option<u64>,
     /// Fields for models that denoise; whether they are allowed, and how large, is the model's matter.
     denoising: Fields,
     stop: Stop,
@@ -138,7 +139,7 @@ impl Asked {
             repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
-            seed: self.seed,
+            seed: self.seed.map_or_else(random_seed, Ok)?,
             denoising: Denoising::default(),
         })
     }
@@ -166,9 +167,12 @@ impl Asked {
         let mut fields = self.denoising.clone();
         let [steps, bound, threshold] = DENOISING;
         let most = i64::try_from(max_steps.max(MOST_STEPS)).unwrap_or(i64::MAX);
+        let temperature = warm(self.temperature.unwrap_or(1.0));
+        // A canvas begins with random tokens even where none is drawn later; who asks for no randomness gets the same ones.
+        let chosen = || if temperature == 0.0 { Ok(0) } else { random_seed() };
         Ok(Sampling {
-            temperature: warm(self.temperature.unwrap_or(1.0)),
-            seed: self.seed,
+            temperature,
+            seed: self.seed.map_or_else(chosen, Ok)?,
             denoising: Denoising {
                 max_steps: fields.integer(steps, 1, most)?.and_then(|steps| usize::try_from(steps).ok()),
                 entropy_bound: fields.number(bound, LEAST_NATS, MOST_ENTROPY)?,
@@ -235,20 +239,21 @@ fn repetition_penalty(fields: &mut Fields) -> Result<Option<f32>, ApiError> {
     }
 }
 
-/// The request's seed, or a random one that fits every client's integers. -1 is in use for "random".
-fn seed(fields: &mut Fields) -> Result<u64, ApiError> {
-    let Some(value) = fields.take("seed") else { return random_seed() };
+/// The request's seed. -1 is in use for "random".
+fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
+    let Some(value) = fields.take("seed") else { return Ok(None) };
     if let Some(seed) = value.as_u64() {
-        return Ok(seed);
+        return Ok(Some(seed));
     }
     match value.as_i64() {
-        Some(-1) => random_seed(),
+        Some(-1) => random_seed().map(Some),
         // The generator is keyed by 64 bits; which ones a negative number has is as good as any.
-        Some(seed) => Ok(seed.cast_unsigned()),
+        Some(seed) => Ok(Some(seed.cast_unsigned())),
         None => Err(wrong("seed", &value, "a 64-bit integer")),
     }
 }
 
+/// A random seed that fits every client's integers.
 fn random_seed() -> Result<u64, ApiError> {
     Ok(u64::from(u32::from_le_bytes(random()?)))
 }
