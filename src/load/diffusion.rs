@@ -38,6 +38,7 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
     let model = DiffusionGemma::load(opened.device.clone(), checkpoint, &options, &mut |share| {
         load.preparing(share);
     })?;
+    let quantisation = model.formats();
     let kind =
         ModelKind::BlockDiffusion { canvas: trained.canvas, max_steps: generation.max_denoising_steps };
     let choices = Denoising { bar_immediate_end: load.config.denoising.bar_immediate_end };
@@ -45,7 +46,7 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
         DiffusionBackend::new(model, generation, choices).with_vocabulary(opened.tokenizer.vocab_size());
     let facts = Facts {
         architecture: GGUF_ARCHITECTURE,
-        quantisation: checkpoint.quantisation(experts),
+        quantisation,
         identity: checkpoint.identity(),
         context,
         kind,

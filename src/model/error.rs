@@ -88,10 +88,28 @@ pub enum ModelError {
         /// Rows that fit.
         most: usize,
     },
+    /// A canvas of another length than the model's.
+    #[error("a canvas of {found} tokens; this model's has {expected}")]
+    CanvasLength {
+        /// Tokens given.
+        found: usize,
+        /// Rows of a canvas.
+        expected: usize,
+    },
+    /// Logits of the step before that do not belong to a canvas.
+    #[error(
+        "{found} logits of the step before; a canvas has {expected}, a row of the vocabulary for each position"
+    )]
+    PreviousLogits {
+        /// Logits given.
+        found: usize,
+        /// Rows of a canvas times the vocabulary.
+        expected: usize,
+    },
     /// A canvas whose numbers are broken: nothing after them can be trusted.
     #[error(
         "row {row} of canvas {canvas} has logits that are not finite at denoising step {step}: a pass overflowed or the \
-         weights are damaged"
+         weights are damaged; copy the checkpoint again from its source, and if that does not help, look for a NaN in it"
     )]
     NotFinite {
         /// Canvases of this generation before.

@@ -221,7 +221,13 @@ fn q8_row(part: &Rows, from: GgmlType, row: usize, lane: usize, out: &mut [u8]) 
                 *code = ((value / scale).round_ties_even().clamp(-MOST, MOST) + 128.0) as u8;
             }
         }
-        let scale = f16::from_f32(scale).to_bits();
+        let stored = f16::from_f32(scale);
+        if !stored.is_finite() {
+            let most = scale * MOST;
+            let error = QuantiseError::Range { least: -most, most };
+            return Err(RepackError::Quantise { tensor: part.name.clone(), row, error });
+        }
+        let scale = stored.to_bits();
         Format::Q8_0.put_codes(out, lane, index * COLUMNS, &codes, Scales { scale, ..Scales::default() });
     }
     Ok(())
@@ -285,7 +291,8 @@ fn ggml_row(part: &Rows, ty: GgmlType, row: usize, lane: usize, out: &mut [u8]) 
 
 /// Puts one row of `dg-w4a16-v1` codes, two a byte, with the bits of its f16 scales and zero points into a tile.
 fn w4_row(packed: &[u8], scales: &[u16], zeros: &[u16], group: usize, lane: usize, out: &mut [u8]) {
-    const COLUMNS: usize = 32;
+    /// Columns of a block of the kernels' layout; both groups of a file are multiples of it.
+    const COLUMNS: usize = 64;
     let mut codes = [0u8; COLUMNS];
     for (index, bytes) in packed.chunks(COLUMNS / 2).enumerate() {
         for (pair, byte) in codes.chunks_exact_mut(2).zip(bytes) {

@@ -84,19 +84,9 @@ impl DiffusionCheckpoint {
         }
     }
 
-    /// The kind of most weights, as status shows it.
-    pub fn quantisation(&self, experts: ExpertWeights) -> String {
-        match self {
-            Self::Gguf(gguf) => gguf
-                .tensor("blk.0.ffn_gate_up_exps.weight")
-                .map_or("unknown", |tensor| tensor.ty.name())
-                .to_owned(),
-            Self::Directory(directory) if directory.experts.is_some() => "dg-w4a16-v1".to_owned(),
-            Self::Directory(_) => match experts {
-                ExpertWeights::Quantised => "dg-w4a16-v1 (quantised while loading)".to_owned(),
-                ExpertWeights::AsStored => "plain".to_owned(),
-            },
-        }
+    /// Whether its experts are plain numbers, which may be quantised while loading.
+    pub(super) fn has_plain_experts(&self) -> bool {
+        matches!(self, Self::Directory(directory) if directory.experts.is_none())
     }
 }
 

@@ -29,7 +29,7 @@ use crate::ops::{
 };
 use builder::Mode;
 use layer::{Layer, Scalars};
-use parts::Parts;
+use parts::{Parts, WeightFormats};
 use scratch::{Scratch, Strides};
 use source::Source;
 
@@ -111,6 +111,7 @@ pub struct DiffusionGemma {
     device: Device,
     kernels: Kernels,
     config: DiffusionConfig,
+    formats: WeightFormats,
     layers: Vec<Layer>,
     /// Embedding and head.
     table: Matrix,
@@ -163,13 +164,18 @@ impl DiffusionGemma {
         let kernels = Self::tested(&device, unit, &config, &parts, options)?;
         progress(0.05);
         // What is made of one checkpoint depends on what becomes of its weights.
-        let mut identity = checkpoint.identity();
-        if options.experts == ExpertWeights::AsStored {
-            identity += "-experts-as-stored";
+        let formats = parts.formats();
+        if options.experts == ExpertWeights::Quantised
+            && checkpoint.has_plain_experts()
+            && !formats.experts_are_w4()
+        {
+            tracing::warn!(
+                hidden = config.hidden,
+                inner = config.expert_feed_forward,
+                "experts are not made 4-bit where their sizes are no multiples of the format's groups (128 and 64)"
+            );
         }
-        if options.dense == DenseWeights::Quantised {
-            identity += "-dense-q8";
-        }
+        let identity = format!("{}-{formats}", checkpoint.identity());
         let cache_dir = options.cache_dir.as_deref();
         let matrices = weights::load(&device, &identity, &parts.blueprints, cache_dir, &mut |share| {
             progress(0.05 + 0.9 * share)
@@ -302,6 +308,7 @@ impl DiffusionGemma {
         let ring =
             layers.iter().filter(|layer| layer.window.is_some()).map(|layer| layer.cache.capacity).min();
         let mut model = Self {
+            formats: parts.formats(),
             layers,
             table: matrices[parts.table].clone(),
             head_norm: layer::vector(&device, &parts.head_norm)?,
@@ -343,6 +350,11 @@ impl DiffusionGemma {
     /// The model's sizes and switches.
     pub fn config(&self) -> &DiffusionConfig {
         &self.config
+    }
+
+    /// The kernels' formats of experts and of the table of embeddings, in words.
+    pub fn formats(&self) -> String {
+        self.formats.to_string()
     }
 
     /// The device it is on.
@@ -444,8 +456,9 @@ impl DiffusionGemma {
             None => self.device.alloc(Purpose::Scratch, rows * stride * 4)?,
         };
         if let Some(previous) = previous {
-            if previous.len() != rows * vocabulary {
-                return Err(ModelError::TooManyRows { rows: previous.len() / vocabulary.max(1), most: rows });
+            let expected = rows * vocabulary;
+            if previous.len() != expected {
+                return Err(ModelError::PreviousLogits { found: previous.len(), expected });
             }
             let mut padded = vec![0f32; rows * stride];
             for (to, from) in padded.chunks_exact_mut(stride).zip(previous.chunks_exact(vocabulary)) {
@@ -509,8 +522,8 @@ impl DiffusionGemma {
         if rows == 0 || rows > most {
             return Err(ModelError::TooManyRows { rows, most });
         }
-        if start + rows > end {
-            return Err(ModelError::PastContext { position: end, context: end });
+        if start.saturating_add(rows) > end {
+            return Err(ModelError::PastContext { position: start.max(end), context: end });
         }
         let vocabulary = self.config.vocabulary;
         match tokens.iter().find(|&&id| id as usize >= vocabulary) {
@@ -520,8 +533,9 @@ impl DiffusionGemma {
     }
 
     fn check_canvas(&self, canvas: &[u32], start: usize) -> Result<(), ModelError> {
-        if canvas.len() != self.config.canvas {
-            return Err(ModelError::TooManyRows { rows: canvas.len(), most: self.config.canvas });
+        let (found, expected) = (canvas.len(), self.config.canvas);
+        if found != expected {
+            return Err(ModelError::CanvasLength { found, expected });
         }
         self.check(canvas, start, self.config.canvas, self.context + self.config.canvas)
     }

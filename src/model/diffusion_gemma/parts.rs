@@ -1,5 +1,8 @@
 //! Which tensors make which matrices, and what they take.
 
+use std::collections::BTreeSet;
+use std::fmt;
+
 use super::DiffusionOptions;
 use super::config::DiffusionConfig;
 use super::scratch::{Scratch, Strides};
@@ -8,7 +11,7 @@ use crate::checkpoint::rows::Rows;
 use crate::model::error::ModelError;
 use crate::model::plan::MemoryPlan;
 use crate::model::repack::{Arrangement, Blueprint};
-use crate::ops::{Cache, HeadState, Products, Routing, STRIDE_MULTIPLE, round_up};
+use crate::ops::{Cache, Format, HeadState, Products, Routing, STRIDE_MULTIPLE, round_up};
 
 /// The matrices and vectors of a checkpoint, and which of them belong where.
 pub(super) struct Parts {
@@ -187,6 +190,13 @@ impl Parts {
         })
     }
 
+    /// The formats of experts and table.
+    pub(super) fn formats(&self) -> WeightFormats {
+        let name = |matrix: usize| self.blueprints[matrix].format().name();
+        let experts = self.layers.iter().flat_map(|layer| [layer.experts_gate_up, layer.experts_down]);
+        WeightFormats { experts: experts.map(name).collect(), table: name(self.table) }
+    }
+
     pub(super) fn plan(
         &self,
         config: &DiffusionConfig,
@@ -215,10 +225,31 @@ impl Parts {
                 + HeadState::bytes(config.canvas, config.hidden, true)
                 + options.angle_bytes(config)
                 + options.attended_bytes(config)
-                + chosen
-                + rows * 4
-                + 64,
+                + chosen,
         }
+    }
+}
+
+/// The kernels' formats of the weights that there is a choice about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct WeightFormats {
+    /// Of experts, all that occur.
+    experts: BTreeSet<&'static str>,
+    /// Of the table of embeddings.
+    table: &'static str,
+}
+
+impl WeightFormats {
+    /// Whether all experts are 4-bit as in `dg-w4a16-v1`.
+    pub(super) fn experts_are_w4(&self) -> bool {
+        self.experts.iter().all(|name| *name == Format::W4.name())
+    }
+}
+
+impl fmt::Display for WeightFormats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let experts: Vec<&str> = self.experts.iter().copied().collect();
+        write!(f, "{}-experts-{}", experts.join("-"), self.table)
     }
 }
 

@@ -75,7 +75,9 @@ impl<'a> Source<'a> {
             (
                 Encoding::Ggml(from @ (GgmlType::F32 | GgmlType::F16 | GgmlType::BF16)),
                 DenseWeights::Quantised,
-            ) if columns.is_multiple_of(Q8_COLUMNS) => Rows { encoding: Encoding::ToQ8(*from), ..found },
+            ) if self.is_directory() && columns.is_multiple_of(Q8_COLUMNS) => {
+                Rows { encoding: Encoding::ToQ8(*from), ..found }
+            }
             _ => found,
         })
     }
@@ -204,14 +206,17 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// What a GGUF holds was chosen when it was made.
+    fn is_directory(&self) -> bool {
+        matches!(self.checkpoint, DiffusionCheckpoint::Directory(_))
+    }
+
     fn as_wanted(&self, rows: Rows, group: usize) -> Rows {
         match (&rows.encoding, self.experts) {
             (
                 Encoding::Ggml(from @ (GgmlType::F32 | GgmlType::F16 | GgmlType::BF16)),
                 ExpertWeights::Quantised,
-            ) if matches!(self.checkpoint, DiffusionCheckpoint::Directory(_))
-                && rows.columns.is_multiple_of(group) =>
-            {
+            ) if self.is_directory() && rows.columns.is_multiple_of(group) => {
                 let encoding = Encoding::ToW4 { from: *from, group };
                 Rows { encoding, ..rows }
             }

@@ -5,6 +5,9 @@ use crate::checkpoint::gguf::{Gguf, Value};
 use crate::checkpoint::quant::dequantize;
 use crate::model::error::ModelError;
 
+/// Rows of a canvas; written with and without the architecture before it.
+const CANVAS: &str = "diffusion.canvas_length";
+
 /// The architecture's name in GGUF files; also the prefix of its keys.
 pub const GGUF_ARCHITECTURE: &str = "diffusion-gemma";
 
@@ -131,7 +134,10 @@ impl DiffusionConfig {
             expert_feed_forward: own("expert_feed_forward_length", 1 << 22)?,
             experts: own("expert_count", 4096)?,
             experts_used: own("expert_used_count", 64)?,
-            canvas: size("diffusion.canvas_length", 4096)?,
+            canvas: match metadata.u32(&key(CANVAS))? {
+                Some(_) => size(&key(CANVAS), 4096)?,
+                None => size(CANVAS, 4096)?,
+            },
             window: own("attention.sliding_window", 1 << 24)?,
             context: own("context_length", 1 << 28)?,
             epsilon: number("attention.layer_norm_rms_epsilon", None, 1e-12, 0.1)?,
@@ -149,15 +155,9 @@ fn rotated_pairs(gguf: &Gguf, head_size: usize) -> Result<usize, ModelError> {
     const NAME: &str = "rope_freqs.weight";
     /// Angles of no context turn anything at frequencies divided by this.
     const STILL: f32 = 1e20;
-    let divisors = match gguf.tensor(NAME) {
-        None => return Ok(head_size / 2),
-        Some(_) => {
-            let tensor = gguf.require_tensor(NAME, &[head_size as u64 / 2])?;
-            let mut values = vec![0f32; head_size / 2];
-            dequantize(tensor.ty, gguf.bytes(tensor), &mut values)?;
-            values
-        }
-    };
+    let tensor = gguf.require_tensor(NAME, &[head_size as u64 / 2])?;
+    let mut divisors = vec![0f32; head_size / 2];
+    dequantize(tensor.ty, gguf.bytes(tensor), &mut divisors)?;
     let pairs = divisors.iter().take_while(|&&divisor| divisor == 1.0).count();
     match divisors.iter().skip(pairs).position(|&divisor| divisor < STILL || divisor.is_nan()) {
         None => Ok(pairs),
@@ -211,14 +211,12 @@ fn refuse_unknown_keys(gguf: &Gguf) -> Result<(), ModelError> {
         "eb_confidence_threshold",
     ];
     for name in gguf.metadata().keys() {
-        let unknown =
-            if let Some(own) = name.strip_prefix(GGUF_ARCHITECTURE).and_then(|name| name.strip_prefix('.')) {
-                !KNOWN.contains(&own)
-            } else if let Some(own) = name.strip_prefix("diffusion.") {
-                !DIFFUSION.contains(&own)
-            } else {
-                false
-            };
+        let own = name.strip_prefix(GGUF_ARCHITECTURE).and_then(|name| name.strip_prefix('.'));
+        // Keys of denoising are written with and without the architecture before them.
+        let unknown = match own.unwrap_or(name).strip_prefix("diffusion.") {
+            Some(denoising) => !DIFFUSION.contains(&denoising),
+            None => own.is_some_and(|own| !KNOWN.contains(&own)),
+        };
         if unknown {
             return Err(ModelError::Unsupported {
                 path: gguf.path().to_owned(),

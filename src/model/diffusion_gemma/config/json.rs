@@ -50,9 +50,13 @@ impl DiffusionConfig {
                 keys.known("rope_type", &[if proportional { "proportional" } else { "default" }])?;
                 let base = keys.number_or("rope_theta", default_base, 1.0, f32::MAX)?;
                 let factor = keys.number_or("factor", 1.0, 1e-3, 1e6)?;
-                let share =
-                    if proportional { keys.number_or("partial_rotary_factor", 1.0, 0.0, 1.0)? } else { 1.0 };
-                Ok((base, if proportional { factor } else { 1.0 }, share))
+                let share = keys.number_or("partial_rotary_factor", 1.0, 0.0, 1.0)?;
+                for (key, value) in [("factor", factor), ("partial_rotary_factor", share)] {
+                    if !proportional && value != 1.0 {
+                        return Err(keys.fault(key, "1, or nothing, where the type is default"));
+                    }
+                }
+                Ok((base, factor, share))
             };
         let sliding_rope = rope("sliding_attention", 1e4, false)?;
         let full_rope = rope("full_attention", 1e6, true)?;

@@ -85,12 +85,21 @@ impl<'a> Object<'a> {
         }
     }
 
+    /// A null that has no meaning here must not become a default.
+    fn not_null(&self, key: &str) -> Result<(), ModelError> {
+        match self.map.get(key) {
+            Some(Value::Null) => Err(self.fault(key, "a number, or no such key")),
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn size_or(
         &self,
         key: &str,
         default: Option<usize>,
         most: usize,
     ) -> Result<usize, ModelError> {
+        self.not_null(key)?;
         match self.optional_size(key, most)?.or(default) {
             Some(size) if size > 0 => Ok(size),
             _ => Err(self.fault(key, &format!("a whole number from 1 to {most}"))),
@@ -104,6 +113,7 @@ impl<'a> Object<'a> {
         least: f32,
         most: f32,
     ) -> Result<f32, ModelError> {
+        self.not_null(key)?;
         let Some(value) = self.get(key) else { return Ok(default) };
         match value.as_f64().map(|number| number as f32) {
             Some(number) if number >= least && number <= most => Ok(number),
