@@ -58,6 +58,8 @@ EXPLICIT_VECTOR kernel void sort_rows(global const int* chosen, global int* plac
     for (int i = 0; i < slots; i++) places[i] = ends[clamp(chosen[i], 0, experts - 1)]++;
 }
 
+#define MOST_TOP 64 // experts of a row
+
 // Prepares each row once and packs it into each of its slots; the rest as pack_rows. One work-item a row.
 EXPLICIT_VECTOR kernel void pack_for_experts(global const float* x, global const float* branch,
                                              global const float* branch_weight, global const float* norm_weight,
@@ -68,14 +70,21 @@ EXPLICIT_VECTOR kernel void pack_for_experts(global const float* x, global const
     const int row = get_global_id(0);
     const size_t at = (size_t)row * stride;
     prepare_row(x + at, branch + at, branch_weight, norm_weight, new_rows + at, 1, flags, n, groups * GROUP, epsilon, h);
+    // Where the row goes, found once; then each group is made once for all of them.
+    global float* out[MOST_TOP];
+    global float* out_sums[MOST_TOP];
+    int at_row[MOST_TOP], of_rows[MOST_TOP];
     for (int k = 0; k < top; k++) {
         const int slot = places[(size_t)row * top + k];
         const int4 block = blocks[block_of[slot]];
-        const int rows = block.z, r = slot - block.y;
-        global float* out = packed + (size_t)block.y * groups * GROUP_FLOATS;
-        global float* block_sums = sums + (size_t)block.y * groups * 3;
-        for (int g = 0; g < groups; g++)
-            pack_group(vload16(2 * g, h), vload16(2 * g + 1, h), out, block_sums, g, groups, r, rows);
+        out[k] = packed + (size_t)block.y * groups * GROUP_FLOATS;
+        out_sums[k] = sums + (size_t)block.y * groups * 3;
+        at_row[k] = slot - block.y;
+        of_rows[k] = block.z;
+    }
+    for (int g = 0; g < groups; g++) {
+        const float16 a = vload16(2 * g, h), b = vload16(2 * g + 1, h);
+        for (int k = 0; k < top; k++) pack_group(a, b, out[k], out_sums[k], g, groups, at_row[k], of_rows[k]);
     }
 }
 

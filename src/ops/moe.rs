@@ -14,6 +14,9 @@ use crate::device::{Arg, Buffer, Device, Launch, Purpose};
 /// Slots that one work-item takes; `SLOT_BLOCK` in `cl/include/common.h`.
 const SLOT_BLOCK: usize = 128;
 
+/// Most experts that a row goes to; `MOST_TOP` in `cl/moe.cl`.
+const MOST_TOP: usize = 64;
+
 /// Buffers that carry the rows of a pass to their experts and back.
 #[derive(Debug, Clone)]
 pub struct Routing {
@@ -40,6 +43,7 @@ impl Routing {
     /// Numbers that make no sense, or no memory.
     pub fn new(device: &Device, experts: usize, top: usize, rows: usize) -> Result<Self, OpsError> {
         const OP: &str = "routing";
+        check(OP, top <= MOST_TOP, || format!("{top} experts a row, {MOST_TOP} at most"))?;
         check(OP, (1..=experts).contains(&top) && rows > 0, || {
             format!("{rows} rows cannot go to {top} of {experts} experts each")
         })?;
