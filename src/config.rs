@@ -620,7 +620,8 @@ mod tests {
         let error = read("[srever]\nport = 1", &[], vec![]).unwrap_err();
         assert_eq!(
             error,
-            "FILE: unknown key `srever.port` (found integer 1); expected one of: model, device, server, admin, log, sampling"
+            "FILE: unknown key `srever.port` (found integer 1); expected one of: model, device, server, admin, log, sampling, \
+             denoising"
         );
         let error = read("port = 1", &[], vec![]).unwrap_err();
         assert!(error.starts_with("FILE: unknown key `port` (found integer 1)"), "{error}");

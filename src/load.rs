@@ -202,10 +202,11 @@ fn context(load: &Load<'_>, trained: usize) -> usize {
 }
 
 /// A tokenizer must not make ids that the model has no row for. Rows without a token are padding.
-fn check_vocabulary(path: &Path, tokens: usize, rows: usize) -> Result<(), BackendError> {
+fn check_vocabulary(path: &Path, tokens: usize, rows: usize, table: &str) -> Result<(), BackendError> {
     if tokens > rows {
         return Err(format!(
-            "{}: the tokenizer has {tokens} tokens, the model has embeddings for {rows}: they belong to different models",
+            "{}: the tokenizer has {tokens} tokens, the model has embeddings for {rows} ({table}): they belong to \
+             different models; use the tokenizer and weights of one checkpoint",
             path.display()
         )
         .into());

@@ -17,7 +17,7 @@ use crate::model::{Causal, CausalConfig, LoadOptions};
 pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, BackendError> {
     let trained = CausalConfig::read(gguf)?;
     let Opened { device, tokenizer, template } = load.open(|| text::of_gguf(load.config, gguf))?;
-    check_vocabulary(gguf.path(), tokenizer.vocab_size(), trained.vocabulary)?;
+    check_vocabulary(gguf.path(), tokenizer.vocab_size(), trained.vocabulary, "token_embd.weight")?;
     let context = context(load, trained.context);
     let options = LoadOptions {
         context,

@@ -20,7 +20,12 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
     let trained = checkpoint.config()?;
     let mut generation = checkpoint.generation_config()?;
     let opened = load.open(|| text::of_diffusion(load.config, checkpoint, &generation.eos))?;
-    check_vocabulary(checkpoint.path(), opened.tokenizer.vocab_size(), trained.vocabulary)?;
+    check_vocabulary(
+        checkpoint.path(),
+        opened.tokenizer.vocab_size(),
+        trained.vocabulary,
+        "the embedding table",
+    )?;
     // What ends a reply is what may not begin it.
     generation.eos = opened.tokenizer.eos_ids().to_vec();
     let context = context(load, trained.context);
