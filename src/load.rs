@@ -4,6 +4,7 @@
 mod causal;
 mod diffusion;
 mod observed;
+mod published;
 pub mod text;
 mod vocabulary;
 
@@ -23,11 +24,12 @@ use crate::model::diffusion_gemma::{DiffusionCheckpoint, GGUF_ARCHITECTURE};
 use crate::text::{ChatTemplate, Tokenizer};
 use observed::Observed;
 
-pub use diffusion::open_diffusion;
-pub use vocabulary::{PublishedText, published_text, vocabulary};
+pub use diffusion::{bar_what_fits, open_diffusion};
+pub use published::{PublishedText, published_text};
+pub use vocabulary::vocabulary;
 
 /// Context of a request when the configuration names none and the model would allow more.
-const DEFAULT_CONTEXT: usize = 8192;
+pub const DEFAULT_CONTEXT: usize = 8192;
 /// Prompt tokens in one pass when the configuration does not say: enough rows to make a pass compute-bound, few enough
 /// to cancel soon.
 pub const DEFAULT_CHUNK: usize = 256;

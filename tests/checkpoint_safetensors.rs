@@ -36,9 +36,9 @@ fn a_directory_gives_matrices_experts_and_vectors() {
     assert_eq!(dir.safetensors.vector(name, 128).unwrap(), numbers(&expected[name]));
     assert_eq!(dir.config["text_config"]["hidden_size"], 128);
     assert_eq!(dir.generation_config.as_ref().unwrap()["eos_token_id"], json!([1, 106, 50]));
-    assert!(dir.json("tokenizer_config.json").unwrap().is_some());
+    assert!(dir.bytes("tokenizer_config.json").unwrap().is_some());
     assert!(dir.bytes("chat_template.jinja").unwrap().unwrap().starts_with(b"{"));
-    assert!(dir.json("no_such.json").unwrap().is_none());
+    assert!(dir.bytes("no_such.json").unwrap().is_none());
     dir.release();
     assert_eq!(dir.safetensors.vector(name, 128).unwrap(), numbers(&expected[name]));
 }

@@ -172,7 +172,7 @@ fn a_layer_in_two_files_must_agree() {
         again.get_mut("model.encoder.language_model.layers.1.experts.dn_s").unwrap().dtype = "BF16";
     })
     .unwrap_err();
-    assert!(error.contains("which is the same layer"), "{error}");
+    assert!(error.contains("of which it is a second copy"), "{error}");
 }
 
 #[test]

@@ -436,11 +436,17 @@ fn sources_that_the_format_cannot_hold_are_refused() {
         (configured("num_hidden_layers", json!(5)), "layers.4.experts.gate_up_proj` is missing"),
         (configured("num_experts", json!(4)), "expected shape [4, 128, 128]"),
         (configured("num_experts", json!("8")), "key `text_config.num_experts`: found \"8\""),
-        (configured("hidden_size", Value::Null), "key `text_config.hidden_size`: found null"),
-        (configured("hidden_size", json!(0)), "a whole number above zero"),
+        (configured("num_experts", Value::Null), "key `text_config.num_experts`: found null"),
+        (configured("hidden_size", json!(0)), "found 0, expected a whole number from 1 to 1048576"),
+        // What is not said is the format's default, as for the loader.
+        (configured("hidden_size", Value::Null), "expected shape [8, 128, 2304]"),
         (configured("hidden_size", json!(96)), "found 96, expected a multiple of 128"),
         (configured("moe_intermediate_size", json!(96)), "found 96, expected a multiple of 64"),
-        (configured("num_experts", json!(u64::MAX)), "expected shape"),
+        (configured("num_hidden_layers", json!(u64::MAX)), "a whole number from 1 to 4096"),
+        (configured("num_hidden_layers", json!(1_000_000_000_000_000u64)), "a whole number from 1 to 4096"),
+        (configured("num_hidden_layers", json!(4097)), "found 4097, expected a whole number from 1 to 4096"),
+        (configured("num_experts", json!(u64::MAX)), "a whole number from 1 to 4096"),
+        (configured("moe_intermediate_size", json!(u64::MAX)), "a whole number from 1 to 4194304"),
     ];
     for (error, expected) in cases {
         assert!(error.contains(expected), "{error}\nlacks {expected}");
@@ -487,7 +493,7 @@ fn experts_under_the_encoders_name_count_once() {
     twice.convert("w4").unwrap();
     assert_same(&place.path("w4"), &twice.path("w4"));
     tensors.get_mut(DOWN).unwrap().bytes[3] ^= 1;
-    assert!(Place::with(&tensors).refused("w4").contains("which is the same layer"));
+    assert!(Place::with(&tensors).refused("w4").contains("of which it is a second copy"));
 }
 
 #[test]

@@ -9,9 +9,14 @@ use std::process::{Command, Output, Stdio};
 use support::{cache_dir, fixture};
 
 fn axed(arguments: &[&str]) -> (i32, String, String) {
+    let arguments = [&["denoise"], arguments].concat();
+    command(&arguments)
+}
+
+fn command(arguments: &[&str]) -> (i32, String, String) {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_axed"));
-    command.arg("denoise").args(arguments).current_dir(folder.path()).stdin(Stdio::null());
+    command.args(arguments).current_dir(folder.path()).stdin(Stdio::null());
     for name in ["AXE_MODEL", "AXE_CONFIG"] {
         command.env_remove(name);
     }
@@ -21,6 +26,16 @@ fn axed(arguments: &[&str]) -> (i32, String, String) {
     let (code, out, err) = (status.code().expect("the program is not killed"), text(stdout), text(stderr));
     assert!(!err.contains("panicked"), "{arguments:?}: {err}");
     (code, out, err)
+}
+
+/// The command on a sound model and a device that there is not: what it says is said before one is opened.
+fn early(arguments: &[&str], words: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, "[device]\nname = \"no such device\"\n").unwrap();
+    let (code, out, err) = command(&[arguments, &["--config", text(&config)]].concat());
+    assert_eq!((code, &*out), (1, ""), "{arguments:?}: {err}");
+    assert!(err.contains(words), "{arguments:?}: no '{words}' in: {err}");
 }
 
 fn fails(arguments: &[&str], code: i32, words: &str) {
@@ -61,6 +76,56 @@ fn what_is_wrong_with_a_replay_is_told_before_a_model_is_opened() {
         1,
         "traj_short.safetensors",
     );
+}
+
+#[test]
+fn what_does_not_fit_a_model_is_told_before_it_is_repacked() {
+    let model = fixture("diffusion-random/model");
+    let run = fixture("diffusion-trained/traj_capital.safetensors");
+    let denoise =
+        |rest: &[&str], words| early(&[&["denoise", "--model", text(&model)], rest].concat(), words);
+    denoise(&["--ids", "2"], "no such device");
+    denoise(&["--ids", "2", "--t-min", "0.9"], "t_min is 0.9");
+    denoise(&["--ids", "2", "--entropy-bound", "0"], "entropy_bound is 0");
+    denoise(&["--ids", "2,512"], "token id 512 is outside the vocabulary of 512 tokens");
+    denoise(&["--ids", "2,512", "--replay", text(&run)], "token id 512");
+    denoise(&["--ids", &["2"; 4096].join(",")], "the prompt has 4096 tokens, expected 1 to 4095");
+    let canvas = ["1"; 32].join(",");
+    let logits = |ids: &str, canvas: &str, words| {
+        early(&["logits", "-m", text(&model), "-o", "x", "--ids", ids, "--canvas", canvas], words);
+    };
+    logits("2", &canvas, "no such device");
+    logits("2", "1,2", "the canvas has 2 ids (--canvas), the model's has 32");
+    logits("512", &canvas, "token id 512");
+    logits("2", &canvas.replacen('1', "600", 1), "token id 600");
+    logits(&["2"; 4090].join(","), &canvas, "4122 tokens are more than the 4096");
+    let causal = fixture("causal-families/llama.gguf");
+    early(&["logits", "-m", text(&causal), "-o", "x", "--ids", "99999999"], "token id 99999999");
+}
+
+#[test]
+fn settings_that_are_assumed_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture(&format!("diffusion-random/model/{name}")), folder.path().join(name)).unwrap();
+    }
+    let path = text(folder.path());
+    early(&["denoise", "--model", path, "--ids", "2"], "generation_config.json is missing: assuming ");
+    early(&["denoise", "--model", path, "--ids", "2"], "entropy_bound: 0.1");
+}
+
+#[test]
+fn a_benchmark_s_prompt_is_bounded() {
+    let model = fixture("diffusion-random/model");
+    for (prompt, code, words) in [
+        ("18446744073709551615", 2, "--prompt"),
+        ("4294967295", 2, "--prompt"),
+        ("268435456", 1, "268435456 tokens and a canvas are more than the 4096 of the model"),
+    ] {
+        let (found, _, err) = command(&["bench-denoise", "--model", text(&model), "--prompt", prompt]);
+        assert_eq!(found, code, "{prompt}: {err}");
+        assert!(err.contains(words), "{prompt}: {err}");
+    }
 }
 
 #[test]

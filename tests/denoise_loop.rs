@@ -3,7 +3,7 @@
 
 mod denoise_support;
 
-use axe::decode::diffusion::{DiffusionOptions, noise};
+use axe::decode::diffusion::{DenoisingRules, noise};
 use axe::decode::{Backend, Denoising, DenoisingStats, DiffusionBackend, Generation, Sampling, Step};
 use axe::model::diffusion_gemma::{DenoiseStep, GenerationConfig};
 use denoise_support::{Call, Fault, Toy};
@@ -16,7 +16,7 @@ fn config() -> GenerationConfig {
 }
 
 fn backend(model: Toy) -> DiffusionBackend<Toy> {
-    DiffusionBackend::new(model, config(), DiffusionOptions::default())
+    DiffusionBackend::new(model, config(), DenoisingRules::default())
 }
 
 fn sampling(seed: u64) -> Sampling {
@@ -323,7 +323,7 @@ fn ends_are_barred_in_the_first_canvas_only_and_only_if_wished() {
     for bar in [true, false] {
         let model = Toy::default();
         let calls = model.calls.clone();
-        let options = DiffusionOptions { bar_immediate_end: bar };
+        let options = DenoisingRules { bar_immediate_end: bar };
         let mut backend = DiffusionBackend::new(model, config(), options);
         run(&mut backend, &PROMPT, 7, 2);
         let calls = denoised(&calls.borrow());

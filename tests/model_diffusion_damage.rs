@@ -6,7 +6,7 @@ mod support;
 
 use std::path::Path;
 
-use axe::decode::diffusion::DiffusionOptions as Choices;
+use axe::decode::diffusion::DenoisingRules;
 use axe::decode::{Backend, Denoising, DiffusionBackend, Sampling, Step};
 use axe::model::diffusion_gemma::{
     DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, ExpertWeights, GenerationConfig,
@@ -25,7 +25,7 @@ fn open(
     let options = DiffusionOptions { rows: 64, cache, experts, ..DiffusionOptions::new(128) };
     let model = DiffusionGemma::load(device(), &checkpoint, &options, &mut |_| {})
         .map_err(|error| error.to_string())?;
-    Ok(DiffusionBackend::new(model, GenerationConfig::default(), Choices::default()))
+    Ok(DiffusionBackend::new(model, GenerationConfig::default(), DenoisingRules::default()))
 }
 
 /// The error of a request that must fail before it commits anything.

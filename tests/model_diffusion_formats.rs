@@ -10,7 +10,7 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use axe::checkpoint::w4::convert::{ConvertOptions, convert};
-use axe::decode::diffusion::{DiffusionOptions as Choices, manifest_entry};
+use axe::decode::diffusion::{DenoisingRules, manifest_entry};
 use axe::decode::{Backend, DiffusionBackend, Sampling, Step};
 use axe::model::diffusion_gemma::{
     DiffusionCheckpoint, DiffusionConfig, DiffusionGemma, DiffusionOptions, ExpertWeights,
@@ -202,7 +202,7 @@ fn answers(model: DiffusionGemma) -> Vec<Vec<u32>> {
     let checkpoint = DiffusionCheckpoint::open(&fixture("tiny-diffusiongemma")).unwrap();
     let config = checkpoint.generation_config().unwrap();
     let ends = config.eos.clone();
-    let mut backend = DiffusionBackend::new(model, config, Choices::default());
+    let mut backend = DiffusionBackend::new(model, config, DenoisingRules::default());
     let sampling = Sampling { temperature: 1.0, seed: 1, ..Sampling::default() };
     prompts()
         .iter()

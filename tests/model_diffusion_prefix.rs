@@ -4,7 +4,7 @@
 
 mod support;
 
-use axe::decode::diffusion::DiffusionOptions as Choices;
+use axe::decode::diffusion::DenoisingRules;
 use axe::decode::{Backend, Denoising, DiffusionBackend, Sampling, Step};
 use axe::model::diffusion_gemma::{DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, GenerationConfig};
 use axe::ops::CacheKind;
@@ -144,7 +144,7 @@ fn rings_that_wrapped_three_times_hold_what_counts() {
 }
 
 fn backend(rows: usize) -> DiffusionBackend<DiffusionGemma> {
-    DiffusionBackend::new(open(rows, CacheKind::F16), GenerationConfig::default(), Choices::default())
+    DiffusionBackend::new(open(rows, CacheKind::F16), GenerationConfig::default(), DenoisingRules::default())
 }
 
 fn sampling() -> Sampling {

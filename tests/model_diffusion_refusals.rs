@@ -206,6 +206,22 @@ fn second_copies_and_the_vision_tower_are_passed_over() {
     tensors.insert("model.encoder.language_model.embed_tokens.weight".to_owned(), table);
     let (_folder, path) = place(&tensors);
     load(&path).unwrap();
+    // What is called a copy must be one.
+    for name in ["lm_head.weight", "model.encoder.language_model.embed_tokens.weight"] {
+        let changed = |change: &dyn Fn(&mut Raw)| {
+            let mut tensors = tensors.clone();
+            change(tensors.get_mut(name).unwrap());
+            let (_folder, path) = place(&tensors);
+            let error = load(&path).unwrap_err();
+            let both = error.contains(name) && error.contains("`model.decoder.embed_tokens.weight`");
+            assert!(both, "{name}: {error}");
+            error
+        };
+        let error = changed(&|raw| raw.bytes[1000] ^= 1);
+        assert!(error.contains("other bytes from byte 1000 on"), "{error}");
+        assert!(changed(&|raw| raw.dtype = "F16").contains("type F16"));
+        assert!(changed(&|raw| raw.shape.reverse()).contains("shape [128, 1536]"));
+    }
     tensors.retain(|name, _| !name.contains("vision"));
     let (_folder, path) = place(&tensors);
     load(&path).unwrap();

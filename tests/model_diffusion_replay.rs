@@ -4,7 +4,7 @@
 mod support;
 
 use axe::decode::diffusion::replay::{Agreement, ReplayOptions, follow, replay};
-use axe::decode::diffusion::{DiffusionOptions as Choices, Plan, Trajectory, manifest_entry};
+use axe::decode::diffusion::{DenoisingRules, Plan, Trajectory, manifest_entry};
 use axe::decode::{Backend, DiffusionBackend, Sampling, Step};
 use axe::model::diffusion_gemma::{
     DenoiseStep, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, ExpertWeights, GenerationConfig,
@@ -170,7 +170,7 @@ fn run(backend: &mut DiffusionBackend<DiffusionGemma>, prompt: &[u32], seed: u64
 
 fn backend(experts: ExpertWeights) -> DiffusionBackend<DiffusionGemma> {
     let (model, config) = open("tiny-diffusiongemma", experts, CacheKind::F16);
-    DiffusionBackend::new(model, config, Choices::default())
+    DiffusionBackend::new(model, config, DenoisingRules::default())
 }
 
 fn same_seed_same_bytes(experts: ExpertWeights) {

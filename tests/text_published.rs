@@ -217,6 +217,19 @@ fn what_is_missing_or_broken_is_named() {
         let error = error(folder(&[(file, text)]).path());
         assert!(error.contains(file) && error.contains(what), "{error}");
     }
+    // What has no end, or never begins, is not read: neither by its own name nor by that of a link.
+    for name in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"] {
+        let folder = folder(&[]);
+        let path = folder.path().join(name);
+        let _ = std::fs::remove_file(&path);
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        let told = error(folder.path());
+        assert!(told.contains(name) && told.contains("not a regular file"), "{told}");
+        std::fs::remove_file(&path).unwrap();
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let told = error(folder.path());
+        assert!(told.contains(name) && told.contains("not a regular file"), "{told}");
+    }
     let folder = folder(&[]);
     std::fs::write(folder.path().join("chat_template.jinja"), b"\xff").unwrap();
     assert!(error(folder.path()).contains("UTF-8"));

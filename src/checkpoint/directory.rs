@@ -64,14 +64,6 @@ impl HfDirectory {
         &self.path
     }
 
-    /// What another JSON file of the directory says, such as `tokenizer_config.json`; none if it is not there.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is no JSON.
-    pub fn json(&self, name: &str) -> Result<Option<Value>, SafetensorsError> {
-        read_json(&self.path.join(name), "JSON")
-    }
-
     /// The bytes of another small file of the directory, such as `tokenizer.json`; none if it is not there.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! What is on disk, as typed views over a memory map. This room knows nobody else.
 
+pub mod diffusion_gemma;
 pub mod directory;
 pub mod gguf;
 pub mod identity;

@@ -25,8 +25,8 @@ pub struct Options {
     #[arg(short, long, value_name = "PATH", env = "AXE_MODEL")]
     pub model: PathBuf,
     /// Tokens of the prompt.
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    pub prompt: usize,
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(..=1 << 28))]
+    pub prompt: u32,
     /// Denoising steps that are timed.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub steps: u32,
@@ -44,9 +44,13 @@ pub fn run(options: &Options) -> Result<()> {
     axe::device::runtime::locate(config.device.threads)?;
     let checkpoint = DiffusionCheckpoint::open(&options.model)?;
     let trained = checkpoint.config()?;
+    let tokens = options.prompt as usize;
+    if tokens + trained.canvas > trained.context {
+        bail!("{tokens} tokens and a canvas are more than the {} of the model", trained.context);
+    }
     let rows = config.device.prefill_chunk.unwrap_or(axe::load::DEFAULT_CHUNK);
     let load = DiffusionOptions {
-        context: options.prompt.max(1),
+        context: tokens.max(1),
         rows,
         vocabulary: None,
         cache: config.device.kv_cache,
@@ -55,14 +59,11 @@ pub fn run(options: &Options) -> Result<()> {
         experts: config.model.experts,
         dense: config.model.dense,
     };
-    if options.prompt + trained.canvas > trained.context {
-        bail!("{} tokens and a canvas are more than the {} of the model", options.prompt, trained.context);
-    }
     let device = axe::load::open_device(&config.device)?;
     let began = Instant::now();
     let mut model = DiffusionGemma::load(device, &checkpoint, &load, &mut |_| {})?;
     let load_s = began.elapsed().as_secs_f64();
-    let prompt = ids(1, options.prompt, trained.vocabulary);
+    let prompt = ids(1, tokens, trained.vocabulary);
     let encode_s = (0..3).map(|_| encode(&mut model, &prompt)).collect::<Result<Vec<_>>>()?;
     let canvas = ids(2, trained.canvas, trained.vocabulary);
     let (mut step_s, mut step_cpu_s) = (Vec::new(), Vec::new());
@@ -94,7 +95,7 @@ pub fn run(options: &Options) -> Result<()> {
             let result = json!({
                 "load_s": load_s,
                 "encode_s": encode,
-                "encode_tokens_per_s": options.prompt as f64 / encode,
+                "encode_tokens_per_s": tokens as f64 / encode,
                 "step_s": step,
                 "step_cpu_s": step_cpu,
                 "canvas": trained.canvas,
@@ -105,7 +106,6 @@ pub fn run(options: &Options) -> Result<()> {
             });
             writeln!(out, "{result}")?;
         } else {
-            let tokens = options.prompt;
             writeln!(out, "load             {load_s:.2} s")?;
             writeln!(
                 out,

@@ -7,9 +7,9 @@ use anyhow::{Context, Result, bail};
 use axe::checkpoint::mapping::Mapping;
 use axe::config::Config;
 use axe::decode::diffusion::replay::{Agreement, Difference, ReplayOptions, follow, replay};
-use axe::decode::diffusion::{CanvasModel, DiffusionOptions, Trajectory, manifest_entry};
+use axe::decode::diffusion::{CanvasModel, DenoisingRules, Trajectory, manifest_entry};
 use axe::decode::{Backend, BackendError, DiffusionBackend, Sampling, Step};
-use axe::model::diffusion_gemma::GenerationConfig;
+use axe::model::diffusion_gemma::{DiffusionCheckpoint, DiffusionGemma, GenerationConfig};
 use axe::ops::CacheKind;
 use clap::{ArgGroup, Args};
 
@@ -44,7 +44,7 @@ pub struct Options {
     #[arg(long, value_name = "X", value_parser = tolerance, conflicts_with = "streaming")]
     pub logits_tolerance: Option<f32>,
     /// Most denoising steps of a canvas [default: as the manifest, then the checkpoint says; so for those below].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=GenerationConfig::MOST_STEPS as i64))]
     pub steps: Option<u32>,
     /// Temperature towards which the schedule falls.
     #[arg(long, value_name = "T")]
@@ -89,18 +89,59 @@ pub fn run(options: &Options) -> Result<()> {
             let tried = || format!("cannot replay {}", path.display());
             let trajectory = Trajectory::read(file.as_ref()).with_context(tried)?;
             let recorded = options.recorded(path)?;
-            let (model, said) = axe::load::open_diffusion(&config, &options.model, None, None)
-                .map_err(anyhow::Error::from_boxed)?;
-            let (prompt, said) = recorded.unwrap_or_else(|| (options.ids.clone(), said));
+            let checkpoint = DiffusionCheckpoint::open(&options.model)?;
+            let (prompt, said) = match recorded {
+                Some(recorded) => recorded,
+                None => (options.ids.clone(), said_by(&checkpoint)?),
+            };
             let said = options.sampling(said)?;
+            let context = check(&checkpoint, &prompt)?;
+            let canvas = checkpoint.config()?.canvas;
+            if trajectory.rows() != canvas {
+                bail!(
+                    "{}: the record is of canvases of {}, this model's have {canvas}",
+                    path.display(),
+                    trajectory.rows()
+                );
+            }
+            let model = open(&config, &checkpoint, context)?;
             compare(model, &prompt, &trajectory, &said, options).with_context(tried)
         }
         None => {
-            let (model, said) = axe::load::open_diffusion(&config, &options.model, None, None)
-                .map_err(anyhow::Error::from_boxed)?;
-            denoise(model, options.sampling(said)?, options)
+            let checkpoint = DiffusionCheckpoint::open(&options.model)?;
+            let mut said = options.sampling(said_by(&checkpoint)?)?;
+            if let Some(warning) = axe::load::bar_what_fits(&mut said.eos) {
+                eprintln!("axed: {warning}");
+            }
+            let context = check(&checkpoint, &options.ids)?;
+            denoise(open(&config, &checkpoint, context)?, said, options)
         }
     }
+}
+
+/// How the checkpoint wants to be sampled.
+fn said_by(checkpoint: &DiffusionCheckpoint) -> Result<GenerationConfig> {
+    let said = checkpoint.generation_config()?;
+    if let Some(path) = checkpoint.lacks_generation_config() {
+        eprintln!("axed: {} is missing: assuming {said:?}", path.display());
+    }
+    Ok(said)
+}
+
+/// Checks a prompt before anything takes long; the context to open the model with.
+fn check(checkpoint: &DiffusionCheckpoint, prompt: &[u32]) -> Result<usize> {
+    let trained = checkpoint.config()?;
+    let context = trained.context.min(axe::load::DEFAULT_CONTEXT);
+    super::check_ids(prompt, trained.vocabulary)?;
+    if !(1..context).contains(&prompt.len()) {
+        bail!("the prompt has {} tokens, expected 1 to {}", prompt.len(), context - 1);
+    }
+    Ok(context)
+}
+
+fn open(config: &Config, checkpoint: &DiffusionCheckpoint, context: usize) -> Result<DiffusionGemma> {
+    axe::load::open_diffusion(config, checkpoint, context, axe::load::DEFAULT_CHUNK)
+        .map_err(anyhow::Error::from_boxed)
 }
 
 impl Options {
@@ -192,10 +233,10 @@ fn line(out: &mut impl Write, seen: &Agreement) -> std::io::Result<()> {
 
 /// Denoises freely and prints what each step guesses.
 fn denoise<M: CanvasModel>(model: M, config: GenerationConfig, options: &Options) -> Result<()> {
-    let choices = DiffusionOptions { bar_immediate_end: !options.allow_immediate_end };
+    let rules = DenoisingRules { bar_immediate_end: !options.allow_immediate_end };
     // 1: the schedule as it is.
     let sampling = Sampling { temperature: 1.0, seed: options.seed, ..Sampling::default() };
-    let mut backend = DiffusionBackend::new(model, config, choices);
+    let mut backend = DiffusionBackend::new(model, config, rules);
     let mut outcome: Result<(), BackendError> = Ok(());
     super::to_stdout(|out| {
         let mut generation = match backend.start(&options.ids, &sampling) {

@@ -127,13 +127,6 @@ fn id_bytes(ids: &[u32]) -> Vec<u8> {
     ids.iter().flat_map(|&id| (id as i32).to_le_bytes()).collect()
 }
 
-fn check_ids(ids: &[u32], vocabulary: usize) -> Result<()> {
-    match ids.iter().find(|&&id| id as usize >= vocabulary) {
-        Some(id) => bail!("token id {id} is outside the vocabulary of {vocabulary} tokens"),
-        None => Ok(()),
-    }
-}
-
 fn check_length(tokens: usize, trained: usize) -> Result<()> {
     if tokens > trained {
         bail!("{tokens} tokens are more than the {trained} that the model was trained for");

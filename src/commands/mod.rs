@@ -3,7 +3,7 @@
 use std::io::{BufWriter, ErrorKind, IsTerminal, Read, StdoutLock, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 pub mod bench_denoise;
 pub mod bench_ops;
@@ -13,6 +13,14 @@ pub mod detokenize;
 pub mod devices;
 pub mod logits;
 pub mod tokenize;
+
+/// Refuses ids that a model has no token for.
+fn check_ids(ids: &[u32], vocabulary: usize) -> Result<()> {
+    match ids.iter().find(|&&id| id as usize >= vocabulary) {
+        Some(id) => bail!("token id {id} is outside the vocabulary of {vocabulary} tokens"),
+        None => Ok(()),
+    }
+}
 
 /// The text of a file, or of standard input for `-`.
 fn read_text(path: &Path) -> Result<String> {

@@ -1,16 +1,14 @@
 //! DiffusionGemma, from a GGUF file or a Hugging Face directory.
 
-use std::path::Path;
-
 use super::{Facts, Load, check_vocabulary, context, open_device, text};
 use crate::config::Config;
-use crate::decode::diffusion::DiffusionOptions as Denoising;
+use crate::decode::diffusion::DenoisingRules;
 use crate::decode::{BackendError, DiffusionBackend};
 use crate::engine::{Loaded, ModelKind};
 use crate::model::diffusion_gemma::{
     DenseWeights, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, ExpertWeights, GGUF_ARCHITECTURE,
-    GenerationConfig,
 };
+use crate::ops::MOST_BARRED;
 
 /// Loads the model of `checkpoint`.
 ///
@@ -28,6 +26,9 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
     )?;
     // What ends a reply is what may not begin it.
     generation.eos = opened.tokenizer.eos_ids().to_vec();
+    if let Some(warning) = bar_what_fits(&mut generation.eos) {
+        load.board.warn(warning);
+    }
     let context = context(load, trained.context);
     let experts = load.config.model.experts;
     let options = DiffusionOptions {
@@ -46,9 +47,9 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
     let quantisation = model.formats();
     let kind =
         ModelKind::BlockDiffusion { canvas: trained.canvas, max_steps: generation.max_denoising_steps };
-    let choices = Denoising { bar_immediate_end: load.config.denoising.bar_immediate_end };
+    let rules = DenoisingRules { bar_immediate_end: load.config.denoising.bar_immediate_end };
     let backend =
-        DiffusionBackend::new(model, generation, choices).with_vocabulary(opened.tokenizer.vocab_size());
+        DiffusionBackend::new(model, generation, rules).with_vocabulary(opened.tokenizer.vocab_size());
     let facts = Facts {
         architecture: GGUF_ARCHITECTURE,
         quantisation,
@@ -59,22 +60,33 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
     Ok(load.loaded(opened, Box::new(backend), facts))
 }
 
-/// Opens a DiffusionGemma for a command, as its file has it: nothing is quantised on the way. `context` are positions of
-/// prompt and answer together, `rows` the most tokens encoded in a pass.
+/// Keeps as many of the tokens that end a reply as kernels can bar from its first position; a warning if there are more.
+/// All of them still end one.
+pub fn bar_what_fits(ends: &mut Vec<u32>) -> Option<String> {
+    let found = ends.len();
+    ends.truncate(MOST_BARRED);
+    (found > MOST_BARRED).then(|| {
+        format!(
+            "{found} tokens end a reply (eos_token_id): only the first {MOST_BARRED} of them are kept from being its first"
+        )
+    })
+}
+
+/// Puts a DiffusionGemma on the device for a command, as its file has it: nothing is quantised on the way. `context` are
+/// positions of prompt and answer together, `rows` the most tokens encoded in a pass. What the command was given is to be
+/// checked before, against the checkpoint's configuration: this takes long.
 ///
 /// # Errors
 /// A checkpoint that is broken or not supported, no fitting device, too little memory.
 pub fn open_diffusion(
     config: &Config,
-    path: &Path,
-    context: Option<usize>,
-    rows: Option<usize>,
-) -> Result<(DiffusionGemma, GenerationConfig), BackendError> {
-    let checkpoint = DiffusionCheckpoint::open(path)?;
-    let trained = checkpoint.config()?;
+    checkpoint: &DiffusionCheckpoint,
+    context: usize,
+    rows: usize,
+) -> Result<DiffusionGemma, BackendError> {
     let options = DiffusionOptions {
-        context: context.unwrap_or_else(|| trained.context.min(super::DEFAULT_CONTEXT)),
-        rows: rows.unwrap_or(super::DEFAULT_CHUNK),
+        context,
+        rows,
         vocabulary: None,
         cache: config.device.kv_cache,
         matrix_unit: config.device.matrix_unit,
@@ -83,6 +95,20 @@ pub fn open_diffusion(
         dense: DenseWeights::AsStored,
     };
     let device = open_device(&config.device)?;
-    let model = DiffusionGemma::load(device, &checkpoint, &options, &mut |_| {})?;
-    Ok((model, checkpoint.generation_config()?))
+    Ok(DiffusionGemma::load(device, checkpoint, &options, &mut |_| {})?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_ends_are_barred_than_kernels_take() {
+        let mut ends: Vec<u32> = (0..64).collect();
+        assert_eq!((bar_what_fits(&mut ends), ends.len()), (None, 64));
+        ends.push(64);
+        let warning = bar_what_fits(&mut ends).unwrap();
+        assert!(warning.starts_with("65 tokens") && warning.contains("first 64"), "{warning}");
+        assert_eq!(ends, (0..64).collect::<Vec<u32>>());
+    }
 }

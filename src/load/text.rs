@@ -5,12 +5,14 @@ use std::path::Path;
 use crate::checkpoint::directory::HfDirectory;
 use crate::checkpoint::gguf::Gguf;
 use crate::checkpoint::kind::Kind;
+use crate::checkpoint::safetensors::read_bytes;
 use crate::config::Config;
 use crate::decode::BackendError;
 use crate::model::diffusion_gemma::DiffusionCheckpoint;
 use crate::text::{ChatTemplate, Tokenizer};
 
-use super::vocabulary::{published_text, vocabulary};
+use super::published::published_text;
+use super::vocabulary::vocabulary;
 
 /// Tokenizer and template, if there is one.
 pub type TextSide = (Tokenizer, Option<ChatTemplate>);
@@ -60,13 +62,23 @@ fn with_template(
     own: Option<String>,
 ) -> Result<TextSide, BackendError> {
     let source = match &config.model.chat_template {
-        Some(path) => Some(std::fs::read_to_string(path).map_err(|error| {
-            format!("cannot read the chat template {} (`model.chat_template`): {error}", path.display())
-        })?),
+        Some(path) => Some(template_file(path)?),
         None => own,
     };
     let template = source.map(|source| ChatTemplate::new(&source, &tokenizer)).transpose()?;
     Ok((tokenizer, template))
+}
+
+/// The template that the configuration names.
+fn template_file(path: &Path) -> Result<String, BackendError> {
+    let refuse = |error: &dyn std::fmt::Display| {
+        format!("cannot read the chat template {} (`model.chat_template`): {error}", path.display())
+    };
+    let bytes = read_bytes(path)
+        .map_err(|error| refuse(&error))?
+        .ok_or_else(|| refuse(&"there is no such file; correct the path"))?;
+    Ok(String::from_utf8(bytes)
+        .map_err(|error| refuse(&format_args!("found no UTF-8 text: {error}; save it as UTF-8")))?)
 }
 
 /// The tokenizer of the checkpoint at `path`, whatever its format.

@@ -14,7 +14,10 @@ use crate::checkpoint::gguf::quoted;
 const MOST_BYTES: u64 = 256 << 20;
 
 /// The bytes of a small regular file; none if there is no file of this name.
-pub(in crate::checkpoint) fn read_bytes(path: &Path) -> Result<Option<Vec<u8>>, SafetensorsError> {
+///
+/// # Errors
+/// What is no regular file, is longer than any file beside tensors is, or cannot be read.
+pub fn read_bytes(path: &Path) -> Result<Option<Vec<u8>>, SafetensorsError> {
     let refuse = |source| SafetensorsError::Read { path: path.to_owned(), source };
     // Asked before opening, since opening a pipe would wait for its writer.
     match std::fs::metadata(path) {

@@ -17,7 +17,8 @@ use serde::Deserialize;
 
 pub(super) use error::{COPY_AGAIN, WRONG_MODEL};
 pub use error::{Fault, Place, SafetensorsError};
-pub(super) use json::{read_bytes, read_json};
+pub use json::read_bytes;
+pub(super) use json::read_json;
 
 use crate::checkpoint::gguf::quoted;
 use crate::checkpoint::identity::Identity;
@@ -83,6 +84,27 @@ impl Tensor {
                 "use a checkpoint whose weights are plain numbers",
             )),
         }
+    }
+
+    /// Refuses a tensor that is not the same as `first` in type, shape and bytes. Both are read whole.
+    ///
+    /// # Errors
+    /// What differs, by both names.
+    pub fn require_copy_of(&self, first: &Tensor) -> Result<(), SafetensorsError> {
+        let whose =
+            || format!("`{}` in {}, of which it is a second copy", first.name, first.path().display());
+        if self.dtype != first.dtype || self.shape != first.shape {
+            let found = format!("type {:?} and shape {:?}", self.dtype, self.shape);
+            let expected = format!("{:?} and {:?} as {}", first.dtype, first.shape, whose());
+            return Err(self.fault(found, expected, WRONG_MODEL));
+        }
+        let (own, others) = (self.bytes.as_ref(), first.bytes.as_ref());
+        if own != others {
+            let at = own.iter().zip(others).position(|(a, b)| a != b).unwrap_or(0);
+            let found = format!("other bytes from byte {at} on");
+            return Err(self.fault(found, format!("those of {}", whose()), WRONG_MODEL));
+        }
+        Ok(())
     }
 
     fn require_shape(&self, shape: &[usize]) -> Result<(), SafetensorsError> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use half::f16;
 
 use super::{DOWN_GROUP, EXPERTS, GATE_UP_GROUP};
+use crate::checkpoint::diffusion_gemma::of_experts;
 use crate::checkpoint::mapping::{Mapping, Stamp};
 use crate::checkpoint::rows::{Encoding, Rows};
 use crate::checkpoint::safetensors::{
@@ -59,7 +60,7 @@ impl W4Experts {
             };
             let slots = layers.entry(layer).or_default();
             if let Some(other) = slots.get(name) {
-                agree(other, &tensor)?;
+                tensor.require_copy_of(other)?;
             } else {
                 slots.insert(name, tensor);
             }
@@ -118,38 +119,8 @@ impl W4Experts {
 
 /// Layer and kind of a tensor, from its name.
 fn place(name: &str) -> Option<(usize, &'static str)> {
-    let (path, rest) = name.rsplit_once(".layers.")?;
-    if !path.split('.').any(|part| part == "encoder" || part == "decoder") {
-        return None;
-    }
-    let (layer, name) = rest.split_once(".experts.")?;
-    // `parse` would take a sign, too.
-    let layer = layer.bytes().all(|byte| byte.is_ascii_digit()).then(|| layer.parse().ok())??;
+    let (layer, name) = of_experts(name)?;
     Some((layer, NAMES.into_iter().find(|&other| other == name)?))
-}
-
-/// Encoder and decoder have the same experts: what stands twice must be the same.
-pub(super) fn agree(first: &Tensor, second: &Tensor) -> Result<(), SafetensorsError> {
-    if first.dtype != second.dtype || first.shape != second.shape {
-        let found = format!("type {:?} and shape {:?}", second.dtype, second.shape);
-        let expected = format!(
-            "{:?} and {:?} as `{}` in {}, which is the same layer",
-            first.dtype,
-            first.shape,
-            first.name,
-            first.path().display()
-        );
-        return Err(second.fault(found, expected, WRONG_MODEL));
-    }
-    let (one, other) = (first.bytes.as_ref(), second.bytes.as_ref());
-    if one != other {
-        let at = one.iter().zip(other).position(|(a, b)| a != b).unwrap_or(0);
-        let found = format!("other bytes from byte {at} on");
-        let expected =
-            format!("those of `{}` in {}, which is the same layer", first.name, first.path().display());
-        return Err(second.fault(found, expected, WRONG_MODEL));
-    }
-    Ok(())
 }
 
 impl W4Layer {
@@ -208,16 +179,6 @@ impl W4Layer {
     /// The down projection of an expert: `hidden` rows of `width`.
     pub fn down(&self, expert: usize) -> Option<Rows> {
         self.down.rows.part(expert.checked_mul(self.hidden)?, self.hidden)
-    }
-
-    /// All experts' gate and up projections, `2 * width` rows each.
-    pub fn gate_up_rows(&self) -> &Rows {
-        &self.gate_up.rows
-    }
-
-    /// All experts' down projections, `hidden` rows each.
-    pub fn down_rows(&self) -> &Rows {
-        &self.down.rows
     }
 
     /// Reads all scales and zeros.

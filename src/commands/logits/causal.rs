@@ -5,16 +5,20 @@ use std::sync::Arc;
 use anyhow::Result;
 use axe::checkpoint::gguf::Gguf;
 use axe::config::Config;
-use axe::model::{Causal, LoadOptions, Logits};
+use axe::model::{Causal, CausalConfig, LoadOptions, Logits};
 use safetensors::tensor::{Dtype, TensorView};
 
-use super::{Options, check_ids, check_length, id_bytes};
+use super::super::check_ids;
+use super::{Options, check_length, id_bytes};
 
 /// Tokens in a pass when `--block` does not say: more only cost memory for logits.
 const DEFAULT_BLOCK: usize = 64;
 
 pub(super) fn run(options: &Options, config: &Config, gguf: Arc<Gguf>) -> Result<()> {
     let ids = options.lists()?.concat();
+    let trained = CausalConfig::read(&gguf)?;
+    check_ids(&ids, trained.vocabulary)?;
+    check_length(ids.len(), trained.context)?;
     let block = options.block.map_or(DEFAULT_BLOCK, |block| block as usize).min(ids.len());
     let load = LoadOptions {
         context: ids.len(),
@@ -26,8 +30,6 @@ pub(super) fn run(options: &Options, config: &Config, gguf: Arc<Gguf>) -> Result
     let device = axe::load::open_device(&config.device)?;
     let mut model = Causal::load(device, gguf, &load, &mut |_| {})?;
     let vocabulary = model.config().vocabulary;
-    check_ids(&ids, vocabulary)?;
-    check_length(ids.len(), model.config().context)?;
     let mut logits: Vec<u8> = Vec::with_capacity(ids.len() * vocabulary * 4);
     for (part, tokens) in ids.chunks(block).enumerate() {
         model.forward(tokens, part * block, Logits::All)?;

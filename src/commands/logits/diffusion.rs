@@ -5,11 +5,12 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use axe::checkpoint::mapping::Mapping;
 use axe::config::Config;
-use axe::model::diffusion_gemma::DiffusionGemma;
+use axe::model::diffusion_gemma::{DiffusionCheckpoint, DiffusionGemma};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
-use super::{Options, check_ids, check_length, id_bytes};
+use super::super::check_ids;
+use super::{Options, check_length, id_bytes};
 
 /// Most ids of one list, which are encoded in one pass.
 const MOST_ROWS: usize = 4096;
@@ -23,16 +24,19 @@ pub(super) fn run(options: &Options, config: &Config, canvas: &[u32]) -> Result<
             "a list of {rows} ids is more than the {MOST_ROWS} of one pass: cut it in several (--ids a --ids b)"
         );
     }
-    let (mut model, _) = axe::load::open_diffusion(config, &options.model, Some(ids.len()), Some(rows))
-        .map_err(anyhow::Error::from_boxed)?;
-    let (vocabulary, rows) = (model.config().vocabulary, model.config().canvas);
+    let checkpoint = DiffusionCheckpoint::open(&options.model)?;
+    let trained = checkpoint.config()?;
+    let (vocabulary, pass) = (trained.vocabulary, rows);
+    let rows = trained.canvas;
     check_ids(&ids, vocabulary)?;
     check_ids(canvas, vocabulary)?;
-    check_length(ids.len() + rows, model.config().context)?;
+    check_length(ids.len() + rows, trained.context)?;
     if canvas.len() != rows {
         bail!("the canvas has {} ids (--canvas), the model's has {rows}", canvas.len());
     }
     let previous = options.previous.as_deref().map(|path| previous(path, rows, vocabulary)).transpose()?;
+    let mut model =
+        axe::load::open_diffusion(config, &checkpoint, ids.len(), pass).map_err(anyhow::Error::from_boxed)?;
     let mut start = 0;
     for tokens in lists.iter().filter(|list| !list.is_empty()) {
         model.encode(tokens, start)?;

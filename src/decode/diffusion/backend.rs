@@ -12,13 +12,13 @@ const MOST_TOLD: usize = 4096;
 
 /// What a server decides about denoising.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct DiffusionOptions {
+pub struct DenoisingRules {
     /// No reply ends before its first token: the end tokens are barred at row 0 of a generation's first canvas, as its
     /// most probable and as its sampled token. Terse prompts often denoise to an immediate end otherwise.
     pub bar_immediate_end: bool,
 }
 
-impl Default for DiffusionOptions {
+impl Default for DenoisingRules {
     fn default() -> Self {
         Self { bar_immediate_end: true }
     }
@@ -30,7 +30,7 @@ impl Default for DiffusionOptions {
 pub struct DiffusionBackend<M> {
     model: M,
     config: GenerationConfig,
-    options: DiffusionOptions,
+    rules: DenoisingRules,
     /// Ids from here on are padding: neither taken nor drawn.
     vocabulary: usize,
     /// Tokens that were encoded and whose keys and values the cache holds, from position 0 on. A canvas that is being
@@ -40,9 +40,9 @@ pub struct DiffusionBackend<M> {
 
 impl<M: CanvasModel> DiffusionBackend<M> {
     /// Generates with `model` as `config` says.
-    pub fn new(model: M, config: GenerationConfig, options: DiffusionOptions) -> Self {
+    pub fn new(model: M, config: GenerationConfig, rules: DenoisingRules) -> Self {
         let vocabulary = model.vocabulary();
-        Self { model, config, options, vocabulary, cached: Vec::new() }
+        Self { model, config, rules, vocabulary, cached: Vec::new() }
     }
 
     /// Keeps to ids below `tokens`: models may have more rows than their tokenizers have tokens.
@@ -215,7 +215,7 @@ impl<M: CanvasModel> DiffusionGeneration<'_, M> {
 
     fn denoise(&mut self, mut canvas: Canvas) -> Result<Step, BackendError> {
         let backend = &mut *self.backend;
-        let first = self.canvases == 1 && backend.options.bar_immediate_end;
+        let first = self.canvases == 1 && backend.rules.bar_immediate_end;
         let step = canvas.step(&self.plan, self.noise, if first { &backend.config.eos } else { &[] });
         // The canvas overwrites what an earlier generation has left behind this place.
         backend.cached.truncate(self.done);

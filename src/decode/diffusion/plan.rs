@@ -5,8 +5,7 @@ use super::stop::StopTest;
 use crate::decode::{BackendError, Sampling};
 use crate::model::diffusion_gemma::GenerationConfig;
 
-/// More steps than anyone waits for.
-const MOST_STEPS: usize = 65_536;
+const MOST_STEPS: usize = GenerationConfig::MOST_STEPS;
 
 /// How the canvases of a generation are denoised.
 #[derive(Debug, Clone, PartialEq)]

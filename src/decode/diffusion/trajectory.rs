@@ -1,4 +1,4 @@
-//! A recorded run of the reference with every random draw, and the list of such runs.
+//! A recorded run of the reference with every random draw.
 //!
 //! The file is safetensors. Of canvas `p` and step `s` it has `p<p>.s<s>.` with `canvas_in`, `argmax`, `sampled`,
 //! `renoise`, `canvas_out` (i32 [rows]), `entropy` (f32 [rows]), `u` (f64 [rows]), `accepted` (u8 [rows]) and perhaps
@@ -7,10 +7,7 @@
 
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensorError, SafeTensors};
-use serde_json::{Value, json};
 use thiserror::Error;
-
-use crate::model::diffusion_gemma::GenerationConfig;
 
 /// Why a recorded run cannot be read.
 #[derive(Debug, Error)]
@@ -26,9 +23,6 @@ pub enum TrajectoryError {
         /// What was found and what was expected.
         what: String,
     },
-    /// The manifest has no sound entry for a run.
-    #[error("manifest: {0}")]
-    Manifest(String),
 }
 
 /// A recorded run. Tensors are read when they are asked for.
@@ -186,47 +180,4 @@ fn values<T, const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T
 /// How many of the names that are numbered from 0 are there without a gap.
 fn count(file: &SafeTensors<'_>, name: impl Fn(usize) -> String) -> usize {
     (0..file.len()).take_while(|&index| file.tensor(&name(index)).is_ok()).count()
-}
-
-/// The prompt of the run called `name` and how it was sampled, from a parsed manifest.json.
-///
-/// # Errors
-/// No such run, or keys that are missing or not understood.
-pub fn manifest_entry(manifest: &Value, name: &str) -> Result<(Vec<u32>, GenerationConfig), TrajectoryError> {
-    let failed = |what: String| TrajectoryError::Manifest(what);
-    let runs = manifest.get("trajectories").and_then(Value::as_array);
-    let runs = runs.ok_or_else(|| failed("no list `trajectories`".to_owned()))?;
-    let run =
-        runs.iter().find(|run| run.get("name").and_then(Value::as_str) == Some(name)).ok_or_else(|| {
-            let names: Vec<&str> =
-                runs.iter().filter_map(|run| run.get("name").and_then(Value::as_str)).collect();
-            failed(format!("no trajectory `{name}`; there are {}", names.join(", ")))
-        })?;
-    let value = |key: &str| {
-        run.get(key).ok_or_else(|| failed(format!("trajectory `{name}` has no key `{key}`"))).cloned()
-    };
-    let prompt = value("prompt")?
-        .as_array()
-        .and_then(|ids| ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect::<Option<Vec<u32>>>())
-        .ok_or_else(|| failed(format!("trajectory `{name}`: `prompt` is no list of token ids")))?;
-    let said = json!({
-        "max_denoising_steps": value("max_denoising_steps")?,
-        "t_min": value("t_min")?,
-        "t_max": value("t_max")?,
-        "sampler_config": { "_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": value("entropy_bound")? },
-        "stability_threshold": value("stability_threshold")?,
-        "confidence_threshold": value("confidence_threshold")?,
-        "eos_token_id": value("eos_token_id")?,
-        "pad_token_id": value("pad_token_id")?,
-    });
-    let mut config = GenerationConfig::from_json(std::path::Path::new(name), &said)
-        .map_err(|error| failed(error.to_string()))?;
-    // Defaults were applied before the run was recorded: what is null here was switched off.
-    if said["stability_threshold"].is_null() {
-        config.stability_threshold = None;
-    }
-    if said["confidence_threshold"].is_null() {
-        config.confidence_threshold = None;
-    }
-    Ok((prompt, config))
 }

@@ -1,6 +1,6 @@
 //! A DiffusionGemma on disk, whichever file format it comes in, and what may become of its weights.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::config::DiffusionConfig;
@@ -33,7 +33,7 @@ impl DiffusionCheckpoint {
         })
     }
 
-    /// How the checkpoint wants to be sampled.
+    /// How the checkpoint wants to be sampled; a directory that does not say gets the defaults, with a warning in the log.
     ///
     /// # Errors
     /// Values that are not supported, by file and key.
@@ -42,8 +42,28 @@ impl DiffusionCheckpoint {
             Self::Gguf(gguf) => GenerationConfig::from_gguf(gguf),
             Self::Directory(directory) => match &directory.generation_config {
                 Some(value) => GenerationConfig::from_json(&directory.path().join(GENERATION_CONFIG), value),
-                None => Ok(GenerationConfig::default()),
+                None => {
+                    let path = directory.path().join(GENERATION_CONFIG);
+                    let assumed = GenerationConfig::default();
+                    tracing::warn!(
+                        path = %path.display(),
+                        ?assumed,
+                        "the file is missing: the sampler's settings are assumed, and replies end where the tokenizer says; \
+                         download the file if the model has one"
+                    );
+                    Ok(assumed)
+                }
             },
+        }
+    }
+
+    /// Where the sampler's settings would be, if a directory lacks them.
+    pub fn lacks_generation_config(&self) -> Option<PathBuf> {
+        match self {
+            Self::Directory(directory) if directory.generation_config.is_none() => {
+                Some(directory.path().join(GENERATION_CONFIG))
+            }
+            _ => None,
         }
     }
 

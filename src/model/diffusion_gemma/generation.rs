@@ -9,8 +9,6 @@ use crate::model::ModelError;
 
 /// The one sampler there is.
 const SAMPLER: &str = "EntropyBoundSamplerConfig";
-/// More steps than anyone waits for; a larger number is damage.
-const MOST_STEPS: u64 = 65_536;
 /// Keys of generation_config.json that say nothing about what is generated here: lengths are the request's, the rest
 /// is about the program that wrote the file.
 const HARMLESS: &[&str] = &[
@@ -67,6 +65,9 @@ impl Default for GenerationConfig {
 }
 
 impl GenerationConfig {
+    /// More steps of a canvas than anyone waits for; a larger number is damage.
+    pub const MOST_STEPS: usize = 65_536;
+
     /// Reads the parsed generation_config.json that lies at `path`. A key that is null is as one that is absent: the
     /// default holds.
     ///
@@ -143,8 +144,8 @@ impl GenerationConfig {
         range(
             "max_denoising_steps",
             steps as f64,
-            steps >= 1 && steps as u64 <= MOST_STEPS,
-            &format!("a whole number from 1 to {MOST_STEPS}"),
+            (1..=Self::MOST_STEPS).contains(&steps),
+            &format!("a whole number from 1 to {}", Self::MOST_STEPS),
         )?;
         // What is compared and divided by are f32: what would be 0 or infinite there is refused here.
         let positive = |value: f64| value as f32 > 0.0 && (value as f32).is_finite();
@@ -154,12 +155,12 @@ impl GenerationConfig {
             range("confidence_threshold", threshold, positive(threshold), "a number above 0")?;
         }
         if let Some(threshold) = self.stability_threshold {
-            let fits = threshold as u64 <= MOST_STEPS;
+            let fits = threshold <= Self::MOST_STEPS;
             range(
                 "stability_threshold",
                 threshold as f64,
                 fits,
-                &format!("a whole number from 0 to {MOST_STEPS}"),
+                &format!("a whole number from 0 to {}", Self::MOST_STEPS),
             )?;
         }
         if !(self.t_min >= 0.0 && self.t_min < self.t_max) {
@@ -179,6 +180,7 @@ fn decimal(value: f32) -> f64 {
 }
 
 fn read_json(map: &Map<String, Value>) -> Result<GenerationConfig, String> {
+    const MOST_STEPS: u64 = GenerationConfig::MOST_STEPS as u64;
     let mut config = GenerationConfig::default();
     for (key, value) in map.iter().filter(|(_, value)| !value.is_null()) {
         match key.as_str() {

@@ -4,12 +4,15 @@ use std::collections::HashSet;
 
 use super::checkpoint::{DenseWeights, DiffusionCheckpoint, ExpertWeights};
 use super::config::DiffusionConfig;
+use crate::checkpoint::diffusion_gemma::{self, DECODER, ENCODER};
 use crate::checkpoint::directory::CONFIG;
 use crate::checkpoint::quant::{GgmlType, dequantize};
 use crate::checkpoint::rows::{Encoding, Rows};
 use crate::checkpoint::w4::{DOWN_GROUP, GATE_UP_GROUP, W4Experts};
 use crate::model::error::ModelError;
 
+/// Begin the names of the vision tower's tensors in GGUF files.
+const GGUF_VISION: [&str; 2] = ["v.", "mm."];
 /// Columns that share a scale in Q8_0.
 const Q8_COLUMNS: usize = 32;
 
@@ -22,19 +25,19 @@ pub(super) struct Name {
 
 impl Name {
     pub(super) fn new(hugging_face: &str, gguf: &str) -> Self {
-        Self { hugging_face: format!("model.decoder.{hugging_face}"), gguf: gguf.to_owned() }
+        Self { hugging_face: format!("{DECODER}{hugging_face}"), gguf: gguf.to_owned() }
     }
 
     pub(super) fn of_layer(layer: usize, hugging_face: &str, gguf: &str) -> Self {
         Self {
-            hugging_face: format!("model.decoder.layers.{layer}.{hugging_face}"),
+            hugging_face: format!("{DECODER}layers.{layer}.{hugging_face}"),
             gguf: format!("blk.{layer}.{gguf}"),
         }
     }
 
     pub(super) fn encoder_scalar(layer: usize) -> Self {
         Self {
-            hugging_face: format!("model.encoder.language_model.layers.{layer}.layer_scalar"),
+            hugging_face: format!("{ENCODER}layers.{layer}.layer_scalar"),
             gguf: format!("blk.{layer}.enc_layer_output_scale.weight"),
         }
     }
@@ -225,7 +228,7 @@ impl<'a> Source<'a> {
     }
 
     /// A tensor that nothing uses means a model that is not what it is taken for; those of the vision tower, and second
-    /// copies of what encoder and decoder share, are passed over with a line in the log.
+    /// copies of what encoder and decoder share, if they are the same to the bit, are passed over with a line in the log.
     pub(super) fn check_the_rest(&self) -> Result<(), ModelError> {
         const SHOWN: usize = 4;
         let names: Vec<&str> = match self.checkpoint {
@@ -237,9 +240,9 @@ impl<'a> Source<'a> {
         let (mut vision, mut copies, mut unknown) = (0, 0, Vec::new());
         for name in names {
             if self.used.contains(name) || name == "rope_freqs.weight" {
-            } else if is_vision(name) {
+            } else if self.is_vision(name) {
                 vision += 1;
-            } else if self.is_copy(name) {
+            } else if self.is_copy(name)? {
                 copies += 1;
             } else {
                 unknown.push(name);
@@ -269,16 +272,27 @@ impl<'a> Source<'a> {
     }
 
     /// Whether a Hugging Face tensor is one that is used under its decoder's name.
-    fn is_copy(&self, name: &str) -> bool {
-        let shared =
-            name.strip_prefix("model.encoder.language_model.").map(|rest| format!("model.decoder.{rest}"));
-        let tied = (name == "lm_head.weight").then(|| "model.decoder.embed_tokens.weight".to_owned());
-        shared.or(tied).is_some_and(|name| self.used.contains(&name))
+    ///
+    /// # Errors
+    /// It is called so, and is not the same.
+    fn is_copy(&self, name: &str) -> Result<bool, ModelError> {
+        let DiffusionCheckpoint::Directory(directory) = self.checkpoint else { return Ok(false) };
+        let Some(original) = diffusion_gemma::original(name).filter(|original| self.used.contains(original))
+        else {
+            return Ok(false);
+        };
+        let tensors = &directory.safetensors;
+        let same = tensors.require(name)?.require_copy_of(tensors.require(&original)?);
+        // Tables are large, and not needed again soon.
+        directory.release();
+        Ok(same.map(|()| true)?)
     }
-}
 
-fn is_vision(name: &str) -> bool {
-    ["model.encoder.vision_tower.", "model.encoder.embed_vision.", "v.", "mm."]
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
+    /// Whether text does without the tensor.
+    fn is_vision(&self, name: &str) -> bool {
+        match self.checkpoint {
+            DiffusionCheckpoint::Gguf(_) => GGUF_VISION.iter().any(|prefix| name.starts_with(prefix)),
+            DiffusionCheckpoint::Directory(_) => diffusion_gemma::is_vision(name),
+        }
+    }
 }

@@ -45,7 +45,11 @@ pub enum ConvertError {
         fault: QuantiseError,
     },
     /// A finite number that bf16 cannot hold.
-    #[error("{}: tensor `{tensor}`: found {value} at index {index:?}, expected a number that fits bf16", path.display())]
+    #[error(
+        "{}: tensor `{tensor}`: found {value} at index {index:?}, expected a number that fits bf16; the source is damaged \
+         or was trained badly: download it again",
+        path.display()
+    )]
     Number {
         /// The source file.
         path: PathBuf,
@@ -101,7 +105,11 @@ pub enum ConvertError {
         available: u64,
     },
     /// The system refuses something.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error(
+        "cannot {action} {}: {source}; see to the directory's permissions and its disk, then run `axed convert` again: \
+         what is finished is kept",
+        path.display()
+    )]
     Io {
         /// What was tried.
         action: &'static str,

@@ -24,7 +24,7 @@ pub use error::ConvertError;
 
 use crate::checkpoint::directory::{CONFIG, GENERATION_CONFIG, HfDirectory};
 use crate::checkpoint::kind::{Kind, UNFINISHED};
-use crate::checkpoint::safetensors::INDEX;
+use crate::checkpoint::safetensors::{INDEX, read_bytes};
 use crate::checkpoint::w4::META;
 use plan::{OutFile, Plan};
 use record::{Finished, Record};
@@ -248,7 +248,7 @@ impl Target {
             return Err(ConvertError::Finished { path: path.to_owned() });
         }
         if unfinished && !options.force {
-            let text = fs::read(path.join(UNFINISHED)).map_err(io_error("read", &path.join(UNFINISHED)))?;
+            let text = read_bytes(&path.join(UNFINISHED))?.unwrap_or_default();
             match serde_json::from_slice::<Record>(&text) {
                 Ok(earlier) if earlier.is_of(&record) => record.finished = earlier.finished,
                 _ => listen(ConvertEvent::Note(

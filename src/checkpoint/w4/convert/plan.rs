@@ -6,17 +6,14 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::{ConvertError, ConvertOptions};
+use crate::checkpoint::diffusion_gemma::{
+    self, EXPERT_WIDTH, HIDDEN, LAYERS, MODEL_TYPE, Size, is_vision, of_experts,
+};
 use crate::checkpoint::directory::{CONFIG, HfDirectory};
 use crate::checkpoint::quant::GgmlType;
 use crate::checkpoint::rows::Rows;
 use crate::checkpoint::safetensors::{Fault, INDEX, Place, SINGLE, SafetensorsError, Tensor, WRONG_MODEL};
-use crate::checkpoint::w4::experts::agree;
 use crate::checkpoint::w4::{DOWN_GROUP, EXPERTS, FORMAT, GATE_UP_GROUP};
-
-/// The only architecture that has this format.
-const MODEL_TYPE: &str = "diffusion_gemma";
-/// Begin the names of tensors that text does without.
-const VISION: [&str; 2] = ["model.encoder.vision_tower.", "model.encoder.embed_vision."];
 
 /// All files of tensors, in the order in which they are made.
 pub(super) struct Plan {
@@ -65,7 +62,7 @@ impl Plan {
         let mut others: Vec<&Tensor> = Vec::new();
         let mut skipped = 0;
         for tensor in source.safetensors.tensors() {
-            if VISION.iter().any(|prefix| tensor.name.starts_with(prefix)) {
+            if is_vision(&tensor.name) {
                 if options.text_only {
                     skipped += 1;
                 } else {
@@ -78,7 +75,7 @@ impl Plan {
                     let layer = layers.entry(layer).or_default();
                     let slot = if is_down { &mut layer.down } else { &mut layer.gate_up };
                     match slot {
-                        Some(other) => agree(other, tensor)?,
+                        Some(other) => tensor.require_copy_of(other)?,
                         None => *slot = Some(tensor),
                     }
                 }
@@ -94,10 +91,10 @@ impl Plan {
         source.release();
         if let Some((&layer, _)) = layers.range(sizes.layers..).next() {
             return Err(sizes
-                .fault("num_hidden_layers", sizes.layers, format!("more than {layer}, which has experts"))
+                .fault(LAYERS, sizes.layers, format!("more than {layer}, which has experts"))
                 .into());
         }
-        let mut files = Vec::with_capacity(sizes.layers + 1);
+        let mut files = Vec::new();
         for index in 0..sizes.layers {
             let layer = layers.remove(&index).unwrap_or_default();
             files.push(experts_file(source, &sizes, index, &layer)?);
@@ -151,41 +148,41 @@ impl<'a> Sizes<'a> {
                 return Err(ConvertError::OtherKind { path: source.path().to_owned(), found, advice });
             }
         }
-        let number = |key: &str| {
-            let value = source.config.get("text_config").and_then(|text| text.get(key));
-            match value.and_then(Value::as_u64).and_then(|number| usize::try_from(number).ok()) {
-                Some(number) if number > 0 => Ok(number),
-                _ => Err(ConvertError::from(key_fault(
-                    source,
-                    key,
-                    value.map_or_else(
-                        || "nothing".to_owned(),
-                        |value| value.to_string().chars().take(80).collect(),
-                    ),
-                    "a whole number above zero".to_owned(),
-                ))),
-            }
+        let number = |size: Size| {
+            let value = source.config.get("text_config").and_then(|text| text.get(size.key));
+            // As for the loader, null says nothing.
+            let number = match value.filter(|value| !value.is_null()) {
+                Some(value) => value.as_u64().and_then(|number| usize::try_from(number).ok()),
+                None => size.default,
+            };
+            number.filter(|number| (1..=size.most).contains(number)).ok_or_else(|| {
+                let found = value.map_or_else(
+                    || "nothing".to_owned(),
+                    |value| value.to_string().chars().take(80).collect(),
+                );
+                key_fault(source, size.key, found, format!("a whole number from 1 to {}", size.most))
+            })
         };
         let sizes = Self {
             source,
-            layers: number("num_hidden_layers")?,
-            experts: number("num_experts")?,
-            hidden: number("hidden_size")?,
-            width: number("moe_intermediate_size")?,
+            layers: number(LAYERS)?,
+            experts: number(diffusion_gemma::EXPERTS)?,
+            hidden: number(HIDDEN)?,
+            width: number(EXPERT_WIDTH)?,
         };
-        for (key, value, group) in
-            [("hidden_size", sizes.hidden, GATE_UP_GROUP), ("moe_intermediate_size", sizes.width, DOWN_GROUP)]
+        for (size, value, group) in
+            [(HIDDEN, sizes.hidden, GATE_UP_GROUP), (EXPERT_WIDTH, sizes.width, DOWN_GROUP)]
         {
             if !value.is_multiple_of(group) {
                 let expected = format!("a multiple of {group}, the weights that share a scale in {FORMAT}");
-                return Err(sizes.fault(key, value, expected).into());
+                return Err(sizes.fault(size, value, expected).into());
             }
         }
         Ok(sizes)
     }
 
-    fn fault(&self, key: &str, found: usize, expected: String) -> SafetensorsError {
-        key_fault(self.source, key, found.to_string(), expected)
+    fn fault(&self, size: Size, found: usize, expected: String) -> SafetensorsError {
+        key_fault(self.source, size.key, found.to_string(), expected)
     }
 }
 
@@ -201,12 +198,7 @@ fn key_fault(source: &HfDirectory, key: &str, found: String, expected: String) -
 
 /// Layer of an expert projection, and whether it is the second one.
 fn expert(name: &str) -> Option<(usize, bool)> {
-    let (path, rest) = name.rsplit_once(".layers.")?;
-    if !path.split('.').any(|part| part == "encoder" || part == "decoder") {
-        return None;
-    }
-    let (layer, name) = rest.split_once(".experts.")?;
-    let layer = layer.bytes().all(|byte| byte.is_ascii_digit()).then(|| layer.parse().ok())??;
+    let (layer, name) = of_experts(name)?;
     match name {
         "gate_up_proj" => Some((layer, false)),
         "down_proj" => Some((layer, true)),
@@ -245,7 +237,7 @@ fn experts_file(
     layer: &Layer<'_>,
 ) -> Result<OutFile, ConvertError> {
     let &Sizes { experts, hidden, width, .. } = sizes;
-    let prefix = format!("model.decoder.layers.{index}.experts");
+    let prefix = format!("{}layers.{index}.experts", diffusion_gemma::DECODER);
     let present = |tensor: Option<&Tensor>, name: &str| match tensor {
         Some(tensor) => Ok(tensor.clone()),
         None => Err(SafetensorsError::MissingTensor {

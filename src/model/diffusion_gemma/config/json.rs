@@ -6,10 +6,8 @@ use serde_json::Value;
 
 use super::object::Object;
 use super::{DiffusionConfig, HeadRope, LayerConfig};
+use crate::checkpoint::diffusion_gemma::{EXPERT_WIDTH, EXPERTS, HIDDEN, LAYERS, MODEL_TYPE, Size};
 use crate::model::error::ModelError;
-
-/// `model_type` of these models.
-const MODEL_TYPE: &str = "diffusion_gemma";
 
 impl DiffusionConfig {
     /// Reads and checks `config.json`, which lies at `path`.
@@ -30,7 +28,8 @@ impl DiffusionConfig {
                 return Err(text.fault(absent, "0 or null"));
             }
         }
-        let count = text.size_or("num_hidden_layers", Some(30), 4096)?;
+        let size = |size: Size| text.size_or(size.key, size.default, size.most);
+        let count = size(LAYERS)?;
         let heads = text.size_or("num_attention_heads", Some(8), 4096)?;
         let kv_heads = text.size_or("num_key_value_heads", Some(4), 4096)?;
         let head_size = text.size_or("head_dim", Some(256), 4096)?;
@@ -91,11 +90,11 @@ impl DiffusionConfig {
             .collect::<Result<Vec<_>, ModelError>>()?;
         let config = Self {
             vocabulary: text.size_or("vocab_size", Some(262_144), 1 << 24)?,
-            hidden: text.size_or("hidden_size", Some(2304), 1 << 20)?,
+            hidden: size(HIDDEN)?,
             heads,
             feed_forward: text.size_or("intermediate_size", Some(9216), 1 << 22)?,
-            expert_feed_forward: text.size_or("moe_intermediate_size", None, 1 << 22)?,
-            experts: text.size_or("num_experts", None, 4096)?,
+            expert_feed_forward: size(EXPERT_WIDTH)?,
+            experts: size(EXPERTS)?,
             experts_used: text.size_or("top_k_experts", None, 64)?,
             canvas: top.size_or("canvas_length", Some(256), 4096)?,
             window: text.size_or("sliding_window", Some(512), 1 << 24)?,
