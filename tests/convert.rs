@@ -332,31 +332,29 @@ fn only_files_that_are_as_they_were_finished_are_kept() {
 }
 
 #[test]
-fn another_source_or_other_options_start_over() {
+fn another_source_or_other_options_are_refused_unless_forced() {
     let place = Place::new();
     cut_off(&place, "w4", 2, false);
+    let kept = fs::read_dir(place.path("w4")).unwrap().count();
+    let run =
+        |options: &ConvertOptions| convert(&place.path("source"), &place.path("w4"), options, &mut |_| {});
     let text_only = ConvertOptions { text_only: true, ..Default::default() };
-    let mut notes = Vec::new();
-    let again = convert(&place.path("source"), &place.path("w4"), &text_only, &mut |event| {
-        if let ConvertEvent::Note(note) = event {
-            notes.push(note);
-        }
-    });
-    assert_eq!(again.unwrap().kept, 0);
-    assert!(notes[0].contains("starting over"), "{notes:?}");
-
-    cut_off(&place, "other", 2, false);
+    assert!(matches!(run(&text_only), Err(ConvertError::OtherWork { .. })));
     let mut tensors = tiny();
     tensors.get_mut(DOWN).unwrap().bytes[0] ^= 1;
     directory(&place.path("source"), &tensors);
-    assert_eq!(place.convert("other").unwrap().kept, 0);
-    place.convert("fresh").unwrap();
-    assert_same(&place.path("fresh"), &place.path("other"));
+    assert!(matches!(run(&ConvertOptions::default()), Err(ConvertError::OtherWork { .. })));
+    assert_eq!(fs::read_dir(place.path("w4")).unwrap().count(), kept, "nothing is lost");
+    let forced = ConvertOptions { force: true, ..Default::default() };
+    assert_eq!(run(&forced).unwrap().kept, 0);
+}
 
-    cut_off(&place, "broken", 2, false);
-    fs::write(place.path("broken").join(RECORD), "{").unwrap();
-    assert_eq!(place.convert("broken").unwrap().kept, 0);
-    assert_same(&place.path("fresh"), &place.path("broken"));
+#[test]
+fn what_a_kill_left_of_the_record_does_not_stop_the_next_run() {
+    let place = Place::new();
+    cut_off(&place, "w4", 2, false);
+    fs::copy(place.path("w4").join(RECORD), place.path("w4").join(format!(".{RECORD}.partial"))).unwrap();
+    assert_eq!(place.convert("w4").unwrap().kept, 2);
 }
 
 #[test]

@@ -78,6 +78,16 @@ pub enum ConvertError {
         /// What is in it.
         found: String,
     },
+    /// The target holds part of another conversion.
+    #[error(
+        "{}: the directory holds part of a conversion of another source, with other options or by another version; give the \
+         same source and options to go on with it, or --force to start over",
+        path.display()
+    )]
+    OtherWork {
+        /// The target.
+        path: PathBuf,
+    },
     /// The target holds a finished conversion.
     #[error("{}: the directory holds a finished checkpoint of format {FORMAT}; use it, or make it again with --force", path.display())]
     Finished {

@@ -251,11 +251,11 @@ impl Target {
             let text = read_bytes(&path.join(UNFINISHED))?.unwrap_or_default();
             match serde_json::from_slice::<Record>(&text) {
                 Ok(earlier) if earlier.is_of(&record) => record.finished = earlier.finished,
-                _ => listen(ConvertEvent::Note(
-                    "the directory holds part of a conversion of another source, or with other options or by another \
-                     version: starting over"
-                        .to_owned(),
-                )),
+                // Hours of work must not go for a wrong path.
+                Ok(_) => return Err(ConvertError::OtherWork { path: path.to_owned() }),
+                Err(_) => listen(ConvertEvent::Note(format!(
+                    "the record of what is finished ({UNFINISHED}) is damaged: starting over"
+                ))),
             }
         }
         let mut target = Target { path: path.to_owned(), record, lock };
@@ -266,7 +266,11 @@ impl Target {
             let kept = planned && target.record.finished.contains_key(name);
             if name != UNFINISHED && !kept {
                 let path = target.path.join(name);
-                fs::remove_file(&path).map_err(io_error("remove", &path))?;
+                match fs::remove_file(&path) {
+                    // What a killed run left of the record went when the record was saved above.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    removed => removed.map_err(io_error("remove", &path))?,
+                }
             }
         }
         target.record.finished.retain(|name, _| has(name));
