@@ -111,6 +111,8 @@ struct Facts {
     architecture: &'static str,
     quantisation: String,
     identity: String,
+    /// What was chosen for it and may change replies, besides the cache's type.
+    choices: String,
     context: usize,
     kind: ModelKind,
 }
@@ -178,7 +180,7 @@ impl Load<'_> {
             backend: Box::new(Observed { backend, device, board: Arc::clone(self.board) }),
             model: Model {
                 name,
-                identity: facts.identity,
+                identity: format!("{} {} {}", facts.identity, facts.choices, self.config.device.kv_cache),
                 device: words,
                 kind: facts.kind,
                 context_length: facts.context,

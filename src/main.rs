@@ -48,7 +48,7 @@ pub struct Settings {
     /// Configuration file [default: $AXE_CONFIG, else ./daemon.toml, else /etc/axed/daemon.toml].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The checkpoint (GGUF).
+    /// The checkpoint: a GGUF file, or the directory of a DiffusionGemma.
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// Name of the model in the API.

@@ -62,8 +62,8 @@ pub struct Options {
     #[arg(long, value_name = "NATS")]
     pub confidence_threshold: Option<f64>,
     /// Canvases to denoise without `--replay`.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub canvases: usize,
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub canvases: u32,
     /// Seed of the noise without `--replay`.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
@@ -247,7 +247,7 @@ fn denoise<M: CanvasModel>(model: M, config: GenerationConfig, options: &Options
             }
         };
         let (mut canvas, mut step) = (0, 0);
-        while canvas < options.canvases {
+        while canvas < options.canvases as usize {
             match generation.step() {
                 Ok(Step::Prefill { .. }) => {}
                 Ok(Step::Draft { tokens, entropy }) => {

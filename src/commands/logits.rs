@@ -49,7 +49,7 @@ pub struct Options {
     #[arg(long, requires = "canvas")]
     pub with_cache: bool,
     /// Causal models: tokens fed in one pass. The logits do not depend on it.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", conflicts_with = "canvas", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub block: Option<u32>,
     /// Number type of the key-value cache. The server's default is f16; f32 shows the model without that rounding.
     #[arg(long, value_name = "TYPE", default_value = "f32")]

@@ -45,7 +45,8 @@ impl ModelKind {
 pub struct Model {
     /// Name it is served under.
     pub name: String,
-    /// Identity of the checkpoint, e.g. a short hash.
+    /// Identity of the checkpoint and of what was made of it: changes when anything but the device changes that could
+    /// change replies.
     pub identity: String,
     /// The device in words, e.g. `Intel(R) OpenCL CPU, 2 compute units`.
     pub device: String,

@@ -35,6 +35,7 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
             architecture: trained.family.architecture(),
             quantisation: quantisation(gguf).to_owned(),
             identity: gguf.identity().to_string(),
+            choices: String::new(),
             context,
             kind: ModelKind::Causal,
         },

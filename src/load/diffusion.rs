@@ -45,15 +45,24 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
         load.preparing(share);
     })?;
     let quantisation = model.formats();
+    let bars = load.config.denoising.bar_immediate_end;
+    let choices = format!("{quantisation} {:?} {bars}", model.products());
+    if load.config.device.matrix_unit && model.fell_back() {
+        load.board.warn(
+            "the processor's matrix unit failed its self-test and is left alone (see the log): slower"
+                .to_owned(),
+        );
+    }
     let kind =
         ModelKind::BlockDiffusion { canvas: trained.canvas, max_steps: generation.max_denoising_steps };
-    let rules = DenoisingRules { bar_immediate_end: load.config.denoising.bar_immediate_end };
+    let rules = DenoisingRules { bar_immediate_end: bars };
     let backend =
         DiffusionBackend::new(model, generation, rules).with_vocabulary(opened.tokenizer.vocab_size());
     let facts = Facts {
         architecture: GGUF_ARCHITECTURE,
         quantisation,
         identity: checkpoint.identity(),
+        choices,
         context,
         kind,
     };

@@ -112,6 +112,8 @@ pub struct DiffusionGemma {
     kernels: Kernels,
     config: DiffusionConfig,
     formats: WeightFormats,
+    /// The matrix unit was asked for, is there, and failed its self-test.
+    fell_back: bool,
     layers: Vec<Layer>,
     /// Embedding and head.
     table: Matrix,
@@ -162,6 +164,7 @@ impl DiffusionGemma {
         let products = unit.as_ref().map_or(Products::Vector, Kernels::products);
         parts.plan(&config, options, products).check(&device, options.context)?;
         let kernels = Self::tested(&device, unit, &config, &parts, options)?;
+        let fell_back = products != kernels.products();
         progress(0.05);
         // What is made of one checkpoint depends on what becomes of its weights.
         let formats = parts.formats();
@@ -181,7 +184,9 @@ impl DiffusionGemma {
             progress(0.05 + 0.9 * share)
         })?;
         checkpoint.release();
-        Self::assemble(device, kernels, config, &parts, &matrices, options).inspect(|_| progress(1.0))
+        let model = Self::assemble(device, kernels, config, &parts, &matrices, options)?;
+        progress(1.0);
+        Ok(Self { fell_back, ..model })
     }
 
     /// Kernels that have passed their self-test: those for the matrix unit if there are any, else those that do without.
@@ -309,6 +314,7 @@ impl DiffusionGemma {
             layers.iter().filter(|layer| layer.window.is_some()).map(|layer| layer.cache.capacity).min();
         let mut model = Self {
             formats: parts.formats(),
+            fell_back: false,
             layers,
             table: matrices[parts.table].clone(),
             head_norm: layer::vector(&device, &parts.head_norm)?,
@@ -360,6 +366,11 @@ impl DiffusionGemma {
     /// The device it is on.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Whether the processor has a matrix unit that was asked for and failed its self-test.
+    pub fn fell_back(&self) -> bool {
+        self.fell_back
     }
 
     /// How products of rows are made.
