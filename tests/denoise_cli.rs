@@ -115,6 +115,21 @@ fn settings_that_are_assumed_are_told() {
 }
 
 #[test]
+fn more_ends_of_a_reply_than_kernels_bar_are_no_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture(&format!("diffusion-random/model/{name}")), folder.path().join(name)).unwrap();
+    }
+    let ends: Vec<String> = (0..65).map(|id| id.to_string()).collect();
+    let said = format!("{{\"eos_token_id\": [{}]}}", ends.join(","));
+    std::fs::write(folder.path().join("generation_config.json"), said).unwrap();
+    let (code, out, err) =
+        command(&["denoise", "--model", text(folder.path()), "--ids", "2,70", "--steps", "1"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("canvas 0: ") && err.contains("65 tokens end a reply"), "{out}{err}");
+}
+
+#[test]
 fn a_benchmark_s_prompt_is_bounded() {
     let model = fixture("diffusion-random/model");
     for (prompt, code, words) in [
