@@ -13,7 +13,7 @@ use axe::checkpoint::w4::convert::{ConvertOptions, convert};
 use axe::decode::diffusion::{DenoisingRules, manifest_entry};
 use axe::decode::{Backend, DiffusionBackend, Sampling, Step};
 use axe::model::diffusion_gemma::{
-    DiffusionCheckpoint, DiffusionConfig, DiffusionGemma, DiffusionOptions, ExpertWeights,
+    DenseWeights, DiffusionCheckpoint, DiffusionConfig, DiffusionGemma, DiffusionOptions, ExpertWeights,
 };
 use axe::ops::CacheKind;
 use checkpoint_support::{ARRAY, BOOL, Bytes, F32, I32, STRING, U32};
@@ -25,12 +25,17 @@ use support::{cache_dir, device, fixture};
 const CANVAS: usize = 32;
 
 fn open(path: &Path, experts: ExpertWeights) -> DiffusionGemma {
+    open_as(path, experts, DenseWeights::AsStored)
+}
+
+fn open_as(path: &Path, experts: ExpertWeights, dense: DenseWeights) -> DiffusionGemma {
     let checkpoint = DiffusionCheckpoint::open(path).unwrap();
     let options = DiffusionOptions {
         rows: 64,
         cache: CacheKind::F32,
         cache_dir: Some(cache_dir()),
         experts,
+        dense,
         ..DiffusionOptions::new(256)
     };
     DiffusionGemma::load(device(), &checkpoint, &options, &mut |_| {}).unwrap()
@@ -120,6 +125,11 @@ fn gguf_name(name: &str) -> Option<String> {
 
 /// The miniature as a GGUF, its matrices of this kind.
 fn gguf(path: &Path, tensors: &Tensors, config: &DiffusionConfig, kind: Kind) {
+    mixed_gguf(path, tensors, config, |_| kind);
+}
+
+/// The miniature as a GGUF, each matrix of the kind that goes with its name.
+fn mixed_gguf(path: &Path, tensors: &Tensors, config: &DiffusionConfig, kind: impl Fn(&str) -> Kind) {
     let own = |name: &str| format!("diffusion-gemma.{name}");
     let count = |name: String, value: usize| Bytes::default().key(&name, U32).u32(value as u32);
     let number = |name: String, value: f32| Bytes::default().key(&name, F32).raw(&value.to_le_bytes());
@@ -165,7 +175,7 @@ fn gguf(path: &Path, tensors: &Tensors, config: &DiffusionConfig, kind: Kind) {
     let mut data = Vec::new();
     for (name, raw) in &written {
         // Vectors and the router stay as they are, as converters have it.
-        let kind = if raw.shape.len() < 2 || name.contains("ffn_gate_inp") { Kind::F32 } else { kind };
+        let kind = if raw.shape.len() < 2 || name.contains("ffn_gate_inp") { Kind::F32 } else { kind(name) };
         data.resize(data.len().next_multiple_of(32), 0);
         let shape: Vec<u64> = raw.shape.iter().rev().map(|&n| n as u64).collect();
         file = file.tensor(name, &shape, kind.id(), data.len() as u64);
@@ -290,4 +300,37 @@ fn all_formats_are_one_model() {
         "8 bits of everything are nearer than 4 of the experts: {fine}, {divergence}"
     );
     assert_eq!(answers(model), said);
+}
+
+#[test]
+fn matrices_that_belong_together_may_be_of_different_types() {
+    let source = fixture("tiny-diffusiongemma");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mixed.gguf");
+    let config = DiffusionCheckpoint::open(&source).unwrap().config().unwrap();
+    let tensors = tiny();
+    let gate = |name: &str| name.contains("ffn_gate.") || name.contains("self_cond_gate");
+    let mut stored = open(&source, ExpertWeights::AsStored);
+    let expected = logits(&mut stored);
+
+    // The same weights in two types: gate and up are two matrices, and so are queries and keys.
+    let kind = |name: &str| if gate(name) || name.contains("attn_k.") { Kind::F32 } else { Kind::Bf16 };
+    mixed_gguf(&path, &tensors, &config, kind);
+    let mut model = open(&path, ExpertWeights::AsStored);
+    let (largest, divergence) = differ(&logits(&mut model), &expected);
+    println!("gate in f32, up in bf16: logits within {largest:.1e}, KL {divergence:.1e}");
+    assert!(largest <= 1e-4, "{largest}");
+
+    // One of them rounded.
+    mixed_gguf(&path, &tensors, &config, |name| if gate(name) { Kind::Q8 } else { Kind::Bf16 });
+    let mut model = open(&path, ExpertWeights::AsStored);
+    let (_, rounded) = differ(&logits(&mut model), &expected);
+    println!("gate in Q8_0, up in bf16: KL {rounded:.1e}");
+    assert!(rounded > 0.0 && rounded < 1e-3, "{rounded}");
+
+    // The other on the way to the device: one format, and one matrix.
+    let mut model = open_as(&path, ExpertWeights::AsStored, DenseWeights::Quantised);
+    let (_, joined) = differ(&logits(&mut model), &expected);
+    println!("both in 8 bits: KL {joined:.1e}");
+    assert!(joined > 0.0 && joined < 1e-3, "{joined}");
 }

@@ -4,6 +4,7 @@ mod causal;
 mod config;
 pub mod diffusion_gemma;
 mod error;
+mod gate_up;
 mod keys;
 mod pass;
 mod plan;

@@ -9,7 +9,7 @@ use crate::checkpoint::rows::{Encoding, Rows, Span};
 use crate::checkpoint::w4::{QuantiseError, pack_codes, quantise_group};
 use crate::ops::{Format, ROW_MULTIPLE, Scales, TILE, round_up};
 
-/// A matrix to be: parts of one encoding and one row length.
+/// A matrix to be: parts of one format (see [`format_in_tiles`]) and one row length.
 #[derive(Debug, Clone)]
 pub struct Blueprint {
     /// What it is called in errors, profiles and the cache file.
@@ -79,15 +79,19 @@ pub fn format_of(ty: GgmlType) -> Format {
     }
 }
 
+/// The kernels' format for rows of this encoding: what they are once they are tiles.
+pub fn format_in_tiles(encoding: &Encoding) -> Format {
+    match encoding {
+        Encoding::Ggml(ty) => format_of(*ty),
+        Encoding::W4 { .. } | Encoding::ToW4 { .. } => Format::W4,
+        Encoding::ToQ8(_) => Format::Q8_0,
+    }
+}
+
 impl Blueprint {
     /// The format of all its parts.
     pub fn format(&self) -> Format {
-        match self.parts.first().map(|part| &part.encoding) {
-            Some(Encoding::Ggml(ty)) => format_of(*ty),
-            Some(Encoding::W4 { .. } | Encoding::ToW4 { .. }) => Format::W4,
-            Some(Encoding::ToQ8(_)) => Format::Q8_0,
-            None => Format::F32,
-        }
+        self.parts.first().map_or(Format::F32, |part| format_in_tiles(&part.encoding))
     }
 
     /// Values in a row.

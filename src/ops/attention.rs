@@ -27,7 +27,7 @@ const HEAD_NORMS: i32 = 1;
 const VALUE_NORMS: i32 = 2;
 
 /// Number type of a key-value cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheKind {
     /// Half the memory; keys and values are rounded to 11 bits.
@@ -144,7 +144,7 @@ impl Cache {
 }
 
 /// Which two values of a head turn together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pairing {
     /// Neighbours: (2i, 2i + 1).
     Neighbours,

@@ -29,7 +29,7 @@ pub use moe::{
     COMBINE_SCALAR, CombineInput, Experts, Routing, combine_reference, expert_reference, route_reference,
 };
 pub use peak::{Peak, seconds};
-pub use self_test::{self_test, self_test_head, self_test_moe};
+pub use self_test::{Heads, self_test, self_test_head, self_test_moe};
 
 /// Values by which activation rows are padded: the widest block of a weight format.
 pub const STRIDE_MULTIPLE: usize = 256;

@@ -1,9 +1,11 @@
 //! The launches of a pass, one op after the other.
 
-use super::layer::{GateUp, Layer};
+use super::layer::Layer;
 use super::{Causal, Logits};
 use crate::device::Buffer;
+use crate::model::config::CausalConfig;
 use crate::model::error::ModelError;
+use crate::model::gate_up::GateUp;
 use crate::model::pass::Pass;
 use crate::ops::{
     ATTENTION_START, Attention, Finish, Matrix, Output, Pairing, ROTATE_START, Rotation, RowInput,
@@ -26,6 +28,11 @@ pub(super) fn pass(model: &Causal, rows: usize, logits: Logits) -> Result<Pass, 
     }
     builder.head(logits)?;
     Ok(builder.pass)
+}
+
+/// Which values of a head turn together.
+pub(super) fn pairing(config: &CausalConfig) -> Pairing {
+    if config.interleaved { Pairing::Neighbours } else { Pairing::RotatedHalves }
 }
 
 /// Adds the launches of a pass one op after the other, keeping track of where the residual stream is.
@@ -117,7 +124,7 @@ impl<'a> Builder<'a> {
             v_at: model.strides.v_at,
             angles: &layer.angles,
             half_rotated: model.config.rotated / 2,
-            pairing: if model.config.interleaved { Pairing::Neighbours } else { Pairing::RotatedHalves },
+            pairing: pairing(&model.config),
             norms: layer.head_norms.as_ref().map(|(q, k)| (q, k)),
             value_norms: false,
             epsilon: model.config.epsilon,

@@ -7,6 +7,7 @@ use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device, Purpose};
 use crate::model::config::{CausalConfig, Rope};
 use crate::model::error::ModelError;
+use crate::model::gate_up::GateUp;
 use crate::ops::{Cache, Matrix, STRIDE_MULTIPLE, round_up};
 
 /// Matrices of a layer, and its norms.
@@ -14,7 +15,7 @@ pub(super) struct Layer {
     /// Query, key and value matrices, those of one type joined; each with its first value in the qkv row.
     pub(super) qkv: Vec<(Matrix, usize)>,
     pub(super) output: Matrix,
-    pub(super) gate_up: GateUp,
+    pub(super) gate_up: GateUp<Matrix>,
     pub(super) down: Matrix,
     pub(super) attention_norm: Buffer,
     pub(super) feed_forward_norm: Buffer,
@@ -24,13 +25,6 @@ pub(super) struct Layer {
     pub(super) scale: f32,
     pub(super) angles: Buffer,
     pub(super) cache: Cache,
-}
-
-pub(super) enum GateUp {
-    /// Tiles of both alternate in one matrix.
-    Joined(Matrix),
-    /// Two types: gate, then up.
-    Apart(Matrix, Matrix),
 }
 
 /// Makes layers out of matrices and the file's vectors.
@@ -56,10 +50,7 @@ impl Loader<'_> {
         Ok(Layer {
             qkv: shape.qkv.iter().map(|&(matrix, at)| (matrices[matrix].clone(), at)).collect(),
             output: matrices[shape.output].clone(),
-            gate_up: match shape.gate_up {
-                (both, None) => GateUp::Joined(matrices[both].clone()),
-                (gate, Some(up)) => GateUp::Apart(matrices[gate].clone(), matrices[up].clone()),
-            },
+            gate_up: shape.gate_up.map(|&matrix| matrices[matrix].clone()),
             down: matrices[shape.down].clone(),
             attention_norm: self.vector(&shape.attention_norm)?,
             feed_forward_norm: self.vector(&shape.feed_forward_norm)?,

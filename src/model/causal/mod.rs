@@ -17,7 +17,7 @@ use super::weights;
 use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device};
-use crate::ops::{CacheKind, Format, Kernels, Matrix, self_test};
+use crate::ops::{CacheKind, Format, Heads, Kernels, Matrix, self_test};
 use layer::{Layer, Loader};
 use parts::Parts;
 use scratch::{Scratch, Strides};
@@ -94,7 +94,13 @@ impl Causal {
         let mut formats: Vec<Format> = parts.blueprints.iter().map(Blueprint::format).collect();
         formats.sort_unstable();
         formats.dedup();
-        self_test(&device, &kernels, &formats, config.head_size, options.cache)?;
+        let heads = Heads {
+            pairing: builder::pairing(&config),
+            rotated_pairs: config.rotated / 2,
+            norms: config.head_norms,
+            ..Heads::plain(config.head_size, options.cache)
+        };
+        self_test(&device, &kernels, &formats, &heads)?;
         progress(0.05);
         let matrices = weights::load(
             &device,

@@ -7,6 +7,7 @@ use super::scratch::{Scratch, ScratchRows, Strides};
 use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::model::config::CausalConfig;
 use crate::model::error::ModelError;
+use crate::model::gate_up::GateUp;
 use crate::model::plan::MemoryPlan;
 use crate::model::repack::{Arrangement, Blueprint};
 use crate::ops::{Cache, STRIDE_MULTIPLE, round_up};
@@ -27,8 +28,7 @@ pub(super) struct LayerShape {
     /// Each with its first value in the qkv row.
     pub(super) qkv: Vec<(usize, usize)>,
     pub(super) output: usize,
-    /// One where both have one type, else gate and up.
-    pub(super) gate_up: (usize, Option<usize>),
+    pub(super) gate_up: GateUp<usize>,
     pub(super) down: usize,
     pub(super) attention_norm: TensorInfo,
     pub(super) feed_forward_norm: TensorInfo,
@@ -146,10 +146,10 @@ impl Parts {
         let output = self.add(gguf, name("attn_output"), &[tensor("attn_output", [q, hidden])?], stacked);
         let (gate, up) = (tensor("ffn_gate", [hidden, inner])?, tensor("ffn_up", [hidden, inner])?);
         let gate_up = if gate.ty == up.ty {
-            (self.add(gguf, name("ffn_gate_up"), &[gate, up], Arrangement::Paired), None)
+            GateUp::Joined(self.add(gguf, name("ffn_gate_up"), &[gate, up], Arrangement::Paired))
         } else {
             let gate = self.add(gguf, name("ffn_gate"), &[gate], stacked);
-            (gate, Some(self.add(gguf, name("ffn_up"), &[up], stacked)))
+            GateUp::Apart(gate, self.add(gguf, name("ffn_up"), &[up], stacked))
         };
         let down = self.add(gguf, name("ffn_down"), &[tensor("ffn_down", [inner, hidden])?], stacked);
         Ok(LayerShape {
@@ -166,7 +166,7 @@ impl Parts {
 
     /// Rows of the scratch buffers: only what these layers use.
     pub(super) fn scratch_rows(&self, config: &CausalConfig, pass: usize, logits: usize) -> ScratchRows {
-        let apart = self.layers.iter().any(|layer| layer.gate_up.1.is_some());
+        let apart = self.layers.iter().any(|layer| matches!(layer.gate_up, GateUp::Apart(..)));
         ScratchRows {
             pass,
             branch: if config.branch_norms { pass } else { 1 },

@@ -2,13 +2,15 @@
 //! what a row may see, in a factor a layer, and in where they end.
 
 use super::DiffusionGemma;
+use super::config::LayerConfig;
 use super::layer::Layer;
 use crate::device::Buffer;
 use crate::model::error::ModelError;
+use crate::model::gate_up::GateUp;
 use crate::model::pass::Pass;
 use crate::ops::{
-    ATTENTION_START, Activation, Attention, CombineInput, Finish, Matrix, Output, Pairing, ROTATE_START,
-    Rotation, RowInput,
+    ATTENTION_START, Activation, Attention, CacheKind, CombineInput, Finish, Heads, Matrix, Output, Pairing,
+    ROTATE_START, Rotation, RowInput,
 };
 
 /// The gate's activation, in all gated networks of the model.
@@ -46,6 +48,21 @@ pub(super) fn pass(model: &DiffusionGemma, rows: usize, mode: Mode) -> Result<Pa
     let input = builder.stream(&model.head_norm);
     builder.pack(&input)?;
     Ok(builder.pass)
+}
+
+/// What [`Builder`] does with the heads of a layer, for the self-test to do the same.
+pub(super) fn heads(layer: &LayerConfig, cache: CacheKind) -> Heads {
+    Heads {
+        size: layer.head_size,
+        cache,
+        pairing: Pairing::HeadHalves,
+        rotated_pairs: layer.rope.pairs,
+        norms: true,
+        value_norms: true,
+        keys_are_values: !layer.sliding,
+        window: layer.sliding,
+        canvas: true,
+    }
 }
 
 /// Adds the launches of a pass one op after the other. Between layers the stream is in `residual[0]`; inside a layer, once
@@ -108,6 +125,20 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    /// The packed rows through the first half of a gated network, to its inner values.
+    fn gated(&mut self, gate_up: &GateUp<Matrix>) -> Result<(), ModelError> {
+        let model = self.model;
+        let values = &model.scratch.inner;
+        let inner = Output { rows: values, at: 0, stride: model.strides.inner };
+        match gate_up {
+            GateUp::Joined(matrix) => self.product(matrix, Finish::Gated(ACTIVATION), &inner),
+            GateUp::Apart(gate, up) => {
+                self.product(gate, Finish::Store, &inner)?;
+                self.product(up, Finish::GatedWith(ACTIVATION, values), &inner)
+            }
+        }
+    }
+
     /// Embeddings; for a canvas with the signal of the step before, and normed.
     fn inputs(&mut self) -> Result<(), ModelError> {
         let model = self.model;
@@ -127,8 +158,7 @@ impl<'a> Builder<'a> {
             let conditioning = &model.conditioning;
             let soft = self.normed(&model.head.soft, Some(&conditioning.norm));
             self.pack(&soft)?;
-            let inner = Output { rows: &scratch.inner, at: 0, stride: strides.inner };
-            self.product(&conditioning.gate_up, Finish::Gated(ACTIVATION), &inner)?;
+            self.gated(&conditioning.gate_up)?;
             let inner = self.plain(&scratch.inner, config.feed_forward, strides.inner);
             self.pack(&inner)?;
             let output = Output { rows: stream, at: 0, stride: strides.hidden };
@@ -200,8 +230,7 @@ impl<'a> Builder<'a> {
         let mut input = self.stream(&layer.norms.dense);
         input.branch = Some((&scratch.branch, &layer.norms.attention_branch, &scratch.residual[1]));
         self.pack(&input)?;
-        let inner = Output { rows: &scratch.inner, at: 0, stride: strides.inner };
-        self.product(&layer.gate_up, Finish::Gated(ACTIVATION), &inner)?;
+        self.gated(&layer.gate_up)?;
         let input = self.plain(&scratch.inner, model.config.feed_forward, strides.inner);
         self.pack(&input)?;
         let dense = Output { rows: &scratch.dense, at: 0, stride: strides.hidden };

@@ -4,6 +4,7 @@ use super::config::HeadRope;
 use super::parts::LayerNorms;
 use crate::device::{Buffer, Device, Purpose};
 use crate::model::error::ModelError;
+use crate::model::gate_up::GateUp;
 use crate::ops::{Cache, Experts, Matrix, STRIDE_MULTIPLE, round_up};
 
 /// A layer on the device.
@@ -11,7 +12,7 @@ pub(super) struct Layer {
     /// Query, key and value matrices, those of one type joined; each with its first value in the qkv row.
     pub(super) qkv: Vec<(Matrix, usize)>,
     pub(super) output: Matrix,
-    pub(super) gate_up: Matrix,
+    pub(super) gate_up: GateUp<Matrix>,
     pub(super) down: Matrix,
     pub(super) router: Matrix,
     pub(super) experts_gate_up: Experts,

@@ -20,12 +20,13 @@ pub use generation::GenerationConfig;
 pub use step::{DenoiseStep, RowChoice};
 
 use super::error::ModelError;
+use super::gate_up::GateUp;
 use super::pass::Pass;
 use super::weights;
 use crate::device::{Buffer, Device, Launch, Purpose};
 use crate::ops::{
-    Cache, CacheKind, Experts, Format, HeadOptions, HeadRow, HeadRun, HeadState, Kernels, Matrix, OpsError,
-    Products, Routing, STRIDE_MULTIPLE, round_up, self_test, self_test_head, self_test_moe,
+    Cache, CacheKind, Experts, Format, HeadOptions, HeadRow, HeadRun, HeadState, Heads, Kernels, Matrix,
+    OpsError, Products, Routing, STRIDE_MULTIPLE, round_up, self_test, self_test_head, self_test_moe,
 };
 use builder::Mode;
 use layer::{Layer, Scalars};
@@ -141,7 +142,7 @@ pub struct DiffusionGemma {
 /// Self-conditioning on the device.
 struct Conditioning {
     norm: Buffer,
-    gate_up: Matrix,
+    gate_up: GateUp<Matrix>,
     down: Matrix,
 }
 
@@ -228,11 +229,12 @@ impl DiffusionGemma {
         let mut dense: Vec<Format> = parts.blueprints.iter().map(|blueprint| blueprint.format()).collect();
         dense.sort_unstable();
         dense.dedup();
-        let mut head_sizes: Vec<usize> = config.layers.iter().map(|layer| layer.head_size).collect();
-        head_sizes.sort_unstable();
-        head_sizes.dedup();
-        for (index, &head_size) in head_sizes.iter().enumerate() {
-            self_test(device, kernels, if index == 0 { &dense } else { &[] }, head_size, options.cache)?;
+        let mut heads: Vec<Heads> =
+            config.layers.iter().map(|layer| builder::heads(layer, options.cache)).collect();
+        heads.sort_unstable();
+        heads.dedup();
+        for (index, heads) in heads.iter().enumerate() {
+            self_test(device, kernels, if index == 0 { &dense } else { &[] }, heads)?;
         }
         let experts = parts.layers.iter().flat_map(|layer| [layer.experts_gate_up, layer.experts_down]);
         let mut of_experts: Vec<Format> = experts.map(|matrix| parts.blueprints[matrix].format()).collect();
@@ -284,7 +286,7 @@ impl DiffusionGemma {
             layers.push(Layer {
                 qkv: parts.qkv.iter().map(|&(matrix, at)| (matrices[matrix].clone(), at)).collect(),
                 output: matrices[parts.output].clone(),
-                gate_up: matrices[parts.gate_up].clone(),
+                gate_up: parts.gate_up.map(|&matrix| matrices[matrix].clone()),
                 down: matrices[parts.down].clone(),
                 router: matrices[parts.router].clone(),
                 experts_gate_up: experts(parts.experts_gate_up, config.expert_feed_forward),
@@ -320,7 +322,7 @@ impl DiffusionGemma {
             head_norm: layer::vector(&device, &parts.head_norm)?,
             conditioning: Conditioning {
                 norm: layer::vector(&device, &parts.conditioning.norm)?,
-                gate_up: matrices[parts.conditioning.gate_up].clone(),
+                gate_up: parts.conditioning.gate_up.map(|&matrix| matrices[matrix].clone()),
                 down: matrices[parts.conditioning.down].clone(),
             },
             routing: Routing::new(&device, config.experts, config.experts_used, pass_rows)?,

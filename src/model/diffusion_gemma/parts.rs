@@ -9,8 +9,9 @@ use super::scratch::{Scratch, Strides};
 use super::source::{Name, Source};
 use crate::checkpoint::rows::Rows;
 use crate::model::error::ModelError;
+use crate::model::gate_up::GateUp;
 use crate::model::plan::MemoryPlan;
-use crate::model::repack::{Arrangement, Blueprint};
+use crate::model::repack::{Arrangement, Blueprint, format_in_tiles};
 use crate::ops::{Cache, Format, HeadState, Products, Routing, STRIDE_MULTIPLE, round_up};
 
 /// The matrices and vectors of a checkpoint, and which of them belong where.
@@ -26,7 +27,7 @@ pub(super) struct Parts {
 /// Self-conditioning: a gated network over the soft embedding of the step before.
 pub(super) struct ConditioningParts {
     pub(super) norm: Vec<f32>,
-    pub(super) gate_up: usize,
+    pub(super) gate_up: GateUp<usize>,
     pub(super) down: usize,
 }
 
@@ -35,7 +36,7 @@ pub(super) struct LayerParts {
     /// Each with its first value in the qkv row.
     pub(super) qkv: Vec<(usize, usize)>,
     pub(super) output: usize,
-    pub(super) gate_up: usize,
+    pub(super) gate_up: GateUp<usize>,
     pub(super) down: usize,
     pub(super) router: usize,
     pub(super) experts_gate_up: usize,
@@ -98,7 +99,7 @@ impl Parts {
         let down = source.matrix(&conditioning("down_proj", "down"), hidden, inner)?;
         let conditioning = ConditioningParts {
             norm: source.vector(&conditioning("pre_norm", "pre_norm"), hidden)?,
-            gate_up: blueprints.paired("self_conditioning.gate_up", vec![gate, up])?,
+            gate_up: blueprints.gate_up("self_conditioning.gate_up", gate, up)?,
             down: blueprints.stacked("self_conditioning.down", vec![down])?,
         };
         let layers = (0..config.layers.len())
@@ -170,7 +171,7 @@ impl Parts {
         Ok(LayerParts {
             qkv,
             output: blueprints.stacked(&called("attention output"), vec![output])?,
-            gate_up: blueprints.paired(&called("dense gate_up"), vec![gate, up])?,
+            gate_up: blueprints.gate_up(&called("dense gate_up"), gate, up)?,
             down: blueprints.stacked(&called("dense down"), vec![down])?,
             router: blueprints.stacked(&called("router"), vec![router])?,
             experts_gate_up: blueprints.paired(&called("experts gate_up"), experts.gate_up)?,
@@ -253,14 +254,9 @@ impl fmt::Display for WeightFormats {
     }
 }
 
-/// Whether two tensors can lie in one matrix.
+/// Whether two tensors can lie in one matrix: those of one format once they are tiles, whatever they are in the file.
 fn same_format(a: &Rows, b: &Rows) -> bool {
-    use crate::checkpoint::rows::Encoding::{Ggml, ToQ8, ToW4, W4};
-    match (&a.encoding, &b.encoding) {
-        (Ggml(a), Ggml(b)) => a == b,
-        (W4 { .. } | ToW4 { .. }, W4 { .. } | ToW4 { .. }) | (ToQ8(_), ToQ8(_)) => true,
-        _ => false,
-    }
+    format_in_tiles(&a.encoding) == format_in_tiles(&b.encoding)
 }
 
 /// The blueprints so far.
@@ -287,5 +283,14 @@ impl Blueprints {
 
     fn paired(&mut self, name: &str, parts: Vec<Rows>) -> Result<usize, ModelError> {
         self.add(name, parts, Arrangement::Paired)
+    }
+
+    /// Gate and up in one matrix where they have one format, else in two.
+    fn gate_up(&mut self, name: &str, gate: Rows, up: Rows) -> Result<GateUp<usize>, ModelError> {
+        if same_format(&gate, &up) {
+            return Ok(GateUp::Joined(self.paired(name, vec![gate, up])?));
+        }
+        let gate = self.stacked(&format!("{name}, gate"), vec![gate])?;
+        Ok(GateUp::Apart(gate, self.stacked(&format!("{name}, up"), vec![up])?))
     }
 }
