@@ -13,7 +13,7 @@ use axe::checkpoint::w4::convert::{ConvertOptions, convert};
 use axe::decode::diffusion::{DenoisingRules, manifest_entry};
 use axe::decode::{Backend, DiffusionBackend, Sampling, Step};
 use axe::model::diffusion_gemma::{
-    DenseWeights, DiffusionCheckpoint, DiffusionConfig, DiffusionGemma, DiffusionOptions, ExpertWeights,
+    DiffusionCheckpoint, DiffusionConfig, DiffusionGemma, DiffusionOptions, ExpertWeights,
 };
 use axe::ops::CacheKind;
 use checkpoint_support::{ARRAY, BOOL, Bytes, F32, I32, STRING, U32};
@@ -25,17 +25,12 @@ use support::{cache_dir, device, fixture};
 const CANVAS: usize = 32;
 
 fn open(path: &Path, experts: ExpertWeights) -> DiffusionGemma {
-    open_as(path, experts, DenseWeights::AsStored)
-}
-
-fn open_as(path: &Path, experts: ExpertWeights, dense: DenseWeights) -> DiffusionGemma {
     let checkpoint = DiffusionCheckpoint::open(path).unwrap();
     let options = DiffusionOptions {
         rows: 64,
         cache: CacheKind::F32,
         cache_dir: Some(cache_dir()),
         experts,
-        dense,
         ..DiffusionOptions::new(256)
     };
     DiffusionGemma::load(device(), &checkpoint, &options, &mut |_| {}).unwrap()
@@ -327,10 +322,4 @@ fn matrices_that_belong_together_may_be_of_different_types() {
     let (_, rounded) = differ(&logits(&mut model), &expected);
     println!("gate in Q8_0, up in bf16: KL {rounded:.1e}");
     assert!(rounded > 0.0 && rounded < 1e-3, "{rounded}");
-
-    // The other on the way to the device: one format, and one matrix.
-    let mut model = open_as(&path, ExpertWeights::AsStored, DenseWeights::Quantised);
-    let (_, joined) = differ(&logits(&mut model), &expected);
-    println!("both in 8 bits: KL {joined:.1e}");
-    assert!(joined > 0.0 && joined < 1e-3, "{joined}");
 }
