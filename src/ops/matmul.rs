@@ -168,7 +168,8 @@ impl Kernels {
     }
 
     /// Prepares `rows` rows and packs them for [`matmul`](Self::matmul). `packed` and `sums` have
-    /// [`Products::packed_values`] and [`Products::sums_values`] for `columns` padded to [`STRIDE_MULTIPLE`].
+    /// [`packed_values`](super::Products::packed_values) and [`sums_values`](super::Products::sums_values) for `columns`
+    /// padded to [`STRIDE_MULTIPLE`].
     ///
     /// # Errors
     /// Sizes that do not fit, or what the device says.
