@@ -1,5 +1,6 @@
 //! One token a pass: prefill in chunks, then sample and feed back.
 
+use super::prompt::{check_prompt, common_prefix};
 use super::sample::Sampler;
 use super::{Backend, BackendError, Generation, Memory, Sampling, Step};
 use crate::model::{Causal, Logits, ModelError};
@@ -54,17 +55,8 @@ impl Backend for CausalBackend {
         prompt: &[u32],
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError> {
-        let (context, vocabulary) = (self.model.context(), self.vocabulary);
-        if prompt.is_empty() {
-            return Err("the prompt has no tokens".into());
-        }
-        if prompt.len() >= context {
-            return Err(ModelError::PastContext { position: context, context }.into());
-        }
-        if let Some(&id) = prompt.iter().find(|&&id| id as usize >= vocabulary) {
-            return Err(ModelError::UnknownToken { id, vocabulary }.into());
-        }
-        let common = self.cached.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        check_prompt(prompt, self.model.context(), self.vocabulary)?;
+        let common = common_prefix(&self.cached, prompt);
         // The last token is always run: its logits are not kept.
         let reused = common.min(prompt.len() - 1);
         Ok(Box::new(CausalGeneration {

@@ -6,6 +6,7 @@
 mod causal;
 pub mod diffusion;
 mod philox;
+mod prompt;
 mod sample;
 
 pub use causal::CausalBackend;

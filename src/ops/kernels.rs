@@ -167,16 +167,19 @@ impl Kernels {
         format: Format,
         name: &str,
     ) -> Result<Kernel, OpsError> {
-        let number = format as usize;
-        let (rows, prefetch, [pack, pair]) = (self.rows_at_once, self.prefetch, self.pair());
-        self.kernel(device, ("matmul", number), name, || {
-            (
-                format!("matmul.cl ({})", format.name()),
-                format!(
-                    "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{pack}{pair}{PREPARE}{FINISH}{MATMUL}"
-                ),
-            )
+        self.kernel(device, ("matmul", format as usize), name, || {
+            let source = format!("{}{PREPARE}{FINISH}{MATMUL}", self.products_source(format));
+            (format!("matmul.cl ({})", format.name()), source)
         })
+    }
+
+    /// What begins every program that multiplies packed rows with weights of a format.
+    fn products_source(&self, format: Format) -> String {
+        let (number, rows, prefetch, [pack, pair]) =
+            (format as usize, self.rows_at_once, self.prefetch, self.pair());
+        format!(
+            "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{pack}{pair}"
+        )
     }
 
     pub(super) fn head_kernel(
@@ -185,20 +188,17 @@ impl Kernels {
         format: Format,
         name: &str,
     ) -> Result<Kernel, OpsError> {
-        let (number, rows, slices) = (format as usize, self.rows_at_once, super::head::SLICES);
-        let (prefetch, [pack, pair]) = (self.prefetch, self.pair());
+        let slices = super::head::SLICES;
         let soft = match (self.products, format) {
             (Products::MatrixUnit, Format::Bf16) => SOFT_TILES,
             _ => SOFT,
         };
-        self.kernel(device, ("head", number), name, || {
-            (
-                format!("head.cl ({})", format.name()),
-                format!(
-                    "#define FORMAT {number}\n#define ROWS {rows}\n#define HEAD_SLICES {slices}\n\
-                     {prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{pack}{pair}{TRANSPOSE}{soft}{PHILOX}{HEAD}"
-                ),
-            )
+        self.kernel(device, ("head", format as usize), name, || {
+            let source = format!(
+                "#define HEAD_SLICES {slices}\n{}{TRANSPOSE}{soft}{PHILOX}{HEAD}",
+                self.products_source(format)
+            );
+            (format!("head.cl ({})", format.name()), source)
         })
     }
 
@@ -233,15 +233,9 @@ impl Kernels {
         format: Format,
         name: &str,
     ) -> Result<Kernel, OpsError> {
-        let number = format as usize;
-        let (rows, prefetch, [pack, pair]) = (self.rows_at_once, self.prefetch, self.pair());
-        self.kernel(device, ("experts", number), name, || {
-            (
-                format!("experts.cl ({})", format.name()),
-                format!(
-                    "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{pack}{pair}{FINISH}{EXPERTS}"
-                ),
-            )
+        self.kernel(device, ("experts", format as usize), name, || {
+            let source = format!("{}{FINISH}{EXPERTS}", self.products_source(format));
+            (format!("experts.cl ({})", format.name()), source)
         })
     }
 

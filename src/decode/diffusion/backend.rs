@@ -3,6 +3,7 @@
 use super::canvas::{Canvas, Denoised, Noise};
 use super::model::CanvasModel;
 use super::plan::Plan;
+use crate::decode::prompt::{check_prompt, common_prefix};
 use crate::decode::{Backend, BackendError, DenoisingStats, Generation, Memory, Sampling, Step};
 use crate::model::ModelError;
 use crate::model::diffusion_gemma::{GenerationConfig, RowChoice};
@@ -102,19 +103,11 @@ impl<M: CanvasModel> Backend for DiffusionBackend<M> {
         prompt: &[u32],
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError> {
-        let (context, vocabulary) = (self.model.context(), self.vocabulary);
-        if prompt.is_empty() {
-            return Err("the prompt has no tokens".into());
-        }
-        if prompt.len() >= context {
-            return Err(ModelError::PastContext { position: context, context }.into());
-        }
-        if let Some(&id) = prompt.iter().find(|&&id| id as usize >= vocabulary) {
-            return Err(ModelError::UnknownToken { id, vocabulary }.into());
-        }
+        let vocabulary = self.vocabulary;
+        check_prompt(prompt, self.model.context(), vocabulary)?;
         let plan = Plan::for_request(&self.config, sampling)?;
         // Keys and values are all that a canvas needs of what stands before it: not even the last token runs again.
-        let common = self.cached.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let common = common_prefix(&self.cached, prompt);
         let reused = if self.model.reusable(common) { common } else { 0 };
         Ok(Box::new(DiffusionGeneration {
             noise: Noise { seed: sampling.seed, vocabulary },
