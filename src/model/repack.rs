@@ -1,5 +1,7 @@
 //! From the rows of checkpoints to the tiles of the kernels.
 
+use std::path::PathBuf;
+
 use half::f16;
 use thiserror::Error;
 
@@ -40,6 +42,26 @@ pub enum RepackError {
         column: usize,
         /// What the file holds.
         value: f32,
+    },
+    /// A scale or zero point that `dg-w4a16-v1` does not have.
+    #[error(
+        "{}: tensor {tensor}, row {row}, group {group}: scale {scale} and zero point {zero}; expected a finite scale that is \
+         not negative, and a whole number from 0 to 15; copy the file again from its source",
+        path.display()
+    )]
+    Group {
+        /// The file.
+        path: PathBuf,
+        /// The codes' name in it.
+        tensor: String,
+        /// The row among those of an expert's projection.
+        row: usize,
+        /// The group of the row.
+        group: usize,
+        /// Its scale.
+        scale: f32,
+        /// Its zero point.
+        zero: f32,
     },
     /// Weights that cannot be quantised.
     #[error("tensor {tensor}, row {row}: {error}; the file is damaged: copy it again from its source")]
@@ -192,7 +214,9 @@ fn write_tile(part: &Rows, first: usize, out: &mut [u8]) -> Result<(), RepackErr
                 let row = first + lane;
                 let packed = row_of(part.bytes.as_ref(), row, part.columns / 2);
                 let halves = |span: &Span| u16s(row_of(span.as_ref(), row, part.columns / group * 2));
-                w4_row(packed, &halves(scales), &halves(zeros), *group, lane, out);
+                let (scales, zeros) = (halves(scales), halves(zeros));
+                check_groups(part, row, &scales, &zeros)?;
+                w4_row(packed, &scales, &zeros, *group, lane, out);
             }
             Ok(())
         }
@@ -293,6 +317,29 @@ fn ggml_row(part: &Rows, ty: GgmlType, row: usize, lane: usize, out: &mut [u8]) 
     Ok(())
 }
 
+/// Scales must be numbers from 0 on and zero points whole numbers from 0 to 15. Looked at here, where they are read
+/// anyway: starts that find the tiles made read neither.
+fn check_groups(part: &Rows, row: usize, scales: &[u16], zeros: &[u16]) -> Result<(), RepackError> {
+    let number = |bits: u16| f16::from_bits(bits).to_f32();
+    let sound = |scale: f32, zero: f32| {
+        scale.is_finite() && scale >= 0.0 && (0.0..=15.0).contains(&zero) && zero.fract() == 0.0
+    };
+    for (group, (&scale, &zero)) in scales.iter().zip(zeros).enumerate() {
+        let (scale, zero) = (number(scale), number(zero));
+        if !sound(scale, zero) {
+            return Err(RepackError::Group {
+                path: part.bytes.file().path().to_owned(),
+                tensor: part.name.clone(),
+                row,
+                group,
+                scale,
+                zero,
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Puts one row of `dg-w4a16-v1` codes, two a byte, with the bits of its f16 scales and zero points into a tile.
 fn w4_row(packed: &[u8], scales: &[u16], zeros: &[u16], group: usize, lane: usize, out: &mut [u8]) {
     /// Columns of a block of the kernels' layout; both groups of a file are multiples of it.
@@ -311,4 +358,42 @@ fn w4_row(packed: &[u8], scales: &[u16], zeros: &[u16], group: usize, lane: usiz
 
 fn u16s(bytes: &[u8]) -> Vec<u16> {
     bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// A row of 64 columns whose one group has this scale and zero point.
+    fn blueprint(scale: f32, zero: f32) -> (tempfile::NamedTempFile, Blueprint) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut bytes = vec![0x5au8; 32];
+        bytes.extend([scale, zero].into_iter().flat_map(|value| f16::from_f32(value).to_le_bytes()));
+        std::fs::write(file.path(), bytes).unwrap();
+        let map = Arc::new(Mapping::open(file.path()).unwrap());
+        let span = |range| Span::new(Arc::clone(&map), range).unwrap();
+        let encoding = Encoding::W4 { scales: span(32..34), zeros: span(34..36), group: 64 };
+        let rows = Rows { name: "gu_q".to_owned(), encoding, rows: 1, columns: 64, bytes: span(0..32) };
+        (file, Blueprint { name: "a".to_owned(), parts: vec![rows], arrangement: Arrangement::Stacked })
+    }
+
+    #[test]
+    fn scales_and_zero_points_of_no_such_format_are_refused_by_place() {
+        let repack = |scale, zero| {
+            let (_file, blueprint) = blueprint(scale, zero);
+            let mut out = vec![0; blueprint.bytes()];
+            blueprint.write(0, &mut out)
+        };
+        for (scale, zero) in [(0.0, 0.0), (0.5, 15.0), (1e-4, 7.0)] {
+            repack(scale, zero).unwrap();
+        }
+        for (scale, zero) in
+            [(f32::NAN, 7.0), (f32::INFINITY, 7.0), (-0.5, 7.0), (0.5, 7.5), (0.5, 16.0), (0.5, -1.0)]
+        {
+            let error = repack(scale, zero).unwrap_err().to_string();
+            assert!(error.contains("gu_q") && error.contains("row 0, group 0"), "{error}");
+        }
+    }
 }

@@ -172,7 +172,6 @@ impl<'a> Source<'a> {
                 found.width()
             )));
         }
-        found.check_values()?;
         let (mut gate_up, mut down) = (Vec::with_capacity(2 * count), Vec::with_capacity(count));
         for expert in 0..count {
             let parts = (found.gate(expert), found.up(expert), found.down(expert));
