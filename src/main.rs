@@ -38,6 +38,8 @@ enum Command {
     Convert(commands::convert::Options),
     /// Time a diffusion model's passes.
     BenchDenoise(commands::bench_denoise::Options),
+    /// Time a causal model's passes of a few rows.
+    BenchPasses(commands::bench_passes::Options),
     /// Time every kernel against what the device can do at best.
     BenchOps(commands::bench_ops::Options),
 }
@@ -109,6 +111,7 @@ fn main() -> ExitCode {
         Command::Devices(options) => commands::devices::run(&options),
         Command::Convert(options) => commands::convert::run(&options),
         Command::BenchDenoise(options) => commands::bench_denoise::run(&options),
+        Command::BenchPasses(options) => commands::bench_passes::run(&options),
         Command::BenchOps(options) => commands::bench_ops::run(&options),
     };
     match outcome {

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 
 pub mod bench_denoise;
 pub mod bench_ops;
+pub mod bench_passes;
 pub mod convert;
 pub mod denoise;
 pub mod detokenize;

@@ -213,6 +213,11 @@ impl Causal {
         Ok(())
     }
 
+    /// Launches of a pass of `rows` rows; 0 before the first such pass.
+    pub fn launches(&self, rows: usize, logits: Logits) -> usize {
+        self.prepared.get(&(rows, logits)).map_or(0, Pass::len)
+    }
+
     /// Waits for the device and shows the logits of a row: of row 0 after [`Logits::Last`], of any after
     /// [`Logits::All`].
     ///
