@@ -122,11 +122,13 @@ impl<'a> Builder<'a> {
             q_heads: model.config.heads,
             k_at: model.strides.k_at,
             v_at: model.strides.v_at,
+            bias: None,
             angles: &layer.angles,
             half_rotated: model.config.rotated / 2,
             pairing: pairing(&model.config),
             norms: layer.head_norms.as_ref().map(|(q, k)| (q, k)),
             value_norms: false,
+            queries_only: false,
             epsilon: model.config.epsilon,
         };
         let launch = model.kernels.rotate_and_cache(&model.device, &rotation, &layer.cache, self.rows)?;
@@ -145,6 +147,7 @@ impl<'a> Builder<'a> {
             window: layer.window,
             canvas: false,
             scale: layer.scale,
+            softcap: 0.0,
         };
         let launch = model.kernels.attention(&model.device, &attention, &layer.cache, self.rows)?;
         self.pass.push_positioned(launch, ATTENTION_START);

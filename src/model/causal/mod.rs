@@ -127,7 +127,7 @@ impl Causal {
         let head = matrices[parts.head].clone();
         let head_norm = loader.vector(&parts.head_norm)?;
         let scratch = Scratch::new(&device, &strides, scratch_rows)?;
-        gguf.mapping().release(); // only rows of the embedding are read from now on
+        gguf.release(); // only rows of the embedding are read from now on
         progress(1.0);
         Ok(Self {
             kernels,
@@ -185,7 +185,7 @@ impl Causal {
         self.embed(tokens)?;
         if rows > 1 {
             // Rows of the embedding lie all over the file, and the system maps a run of pages around each.
-            self.gguf.mapping().release();
+            self.gguf.release();
         }
         let key = (rows, logits);
         if !self.prepared.contains_key(&key) {
