@@ -24,6 +24,8 @@ struct Cli {
 enum Command {
     /// Load the model and answer requests (the default).
     Serve(Settings),
+    /// Generate text without the daemon.
+    Run(Box<commands::run::Options>),
     /// Write the logits of every position of a text to a safetensors file.
     Logits(commands::logits::Options),
     /// Denoise with a diffusion model, or replay a recorded run on it.
@@ -104,6 +106,7 @@ fn main() -> ExitCode {
             let failed = serve(settings).inspect_err(|error| eprintln!("axed: {}", chain(error))).is_err();
             axe::device::process::leave(u8::from(failed))
         }
+        Command::Run(options) => commands::run::run(&options),
         Command::Logits(options) => commands::logits::run(&options),
         Command::Denoise(options) => commands::denoise::run(&options),
         Command::Tokenize(options) => commands::tokenize::run(&options),

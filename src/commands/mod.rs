@@ -13,6 +13,7 @@ pub mod denoise;
 pub mod detokenize;
 pub mod devices;
 pub mod logits;
+pub mod run;
 pub mod tokenize;
 
 /// Refuses ids that a model has no token for.
