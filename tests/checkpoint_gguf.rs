@@ -479,14 +479,6 @@ fn an_alignment_that_is_none_is_refused() {
     );
 }
 
-#[test]
-fn one_shard_of_many_is_refused() {
-    let text = refusal(&Bytes::header(3, 0, 1).key("split.count", U16).raw(&[3, 0]));
-    let expected =
-        "key `split.count`, byte 47: found one of 3 shards, expected a model in one file: merge the shards";
-    assert!(text.starts_with(expected), "{text}");
-}
-
 // Tensors.
 
 /// A file of these tensors, each with name, shape, type and offset, and `data` bytes behind them.
