@@ -166,7 +166,7 @@ impl Causal {
             embedding: inputs.embedding,
         });
         let scratch = Scratch::new(&device, &strides, scratch_rows)?;
-        gguf.mapping().release(); // only rows of the embedding are read from now on
+        gguf.release(); // only rows of the embedding are read from now on
         progress(1.0);
         Ok(Self {
             kernels,
@@ -208,6 +208,11 @@ impl Causal {
         self.rows
     }
 
+    /// Most rows of a pass whose logits are wanted.
+    pub fn logit_rows(&self) -> usize {
+        self.logit_rows
+    }
+
     /// Runs `tokens` at positions `start..` through the model, on top of what the cache holds for the positions before
     /// (the caller knows what that is). Only enqueued where nothing is read back.
     ///
@@ -225,7 +230,7 @@ impl Causal {
         self.embed(tokens)?;
         if rows > 1 {
             // Rows of the embedding lie all over the file, and the system maps a run of pages around each.
-            self.gguf.mapping().release();
+            self.gguf.release();
         }
         let key = (rows, logits);
         if !self.prepared.contains_key(&key) {
@@ -241,6 +246,11 @@ impl Causal {
         }
         self.device.flush()?;
         Ok(())
+    }
+
+    /// Launches of a pass of `rows` rows; 0 before the first such pass.
+    pub fn launches(&self, rows: usize, logits: Logits) -> usize {
+        self.prepared.get(&(rows, logits)).map_or(0, Pass::len)
     }
 
     /// Waits for the device and shows the logits of a row: of row 0 after [`Logits::Last`], of any after
