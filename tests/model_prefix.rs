@@ -251,7 +251,7 @@ fn the_context_can_be_filled_to_its_last_position_and_not_past_it() {
 
 #[test]
 fn a_prompt_gives_the_same_logits_however_it_is_cut() {
-    for path in families().chain([real_model("smollm2-135m-instruct-q4_1.gguf")]) {
+    for path in models() {
         let prompt = text(5, 61);
         let mut model = open_model(&path, 64, 64, CacheKind::F16);
         let mut last = |cuts: &[usize]| -> Vec<u32> {
