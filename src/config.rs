@@ -151,7 +151,7 @@ pub struct ModelConfig {
     pub aliases: Vec<String>,
     /// A Jinja file that replaces the checkpoint's chat template.
     pub chat_template: Option<PathBuf>,
-    /// Positions of the cache (prompt and output); the smaller of 8192 and the model's own when unset.
+    /// Positions of the cache (prompt and output); chosen at start when unset.
     pub context_length: Option<usize>,
     /// What becomes of plain expert weights of a Hugging Face directory.
     pub experts: ExpertWeights,

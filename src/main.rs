@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use axe::config::{Config, Override};
+use axe::config::Config;
 use clap::{Args, Parser, Subcommand};
 
 /// Serves text generation on OpenCL devices.
@@ -26,6 +26,8 @@ enum Command {
     Serve(Settings),
     /// Generate text without the daemon.
     Run(Box<commands::run::Options>),
+    /// Say what would be chosen for a model, and why, without loading it.
+    Plan(commands::plan::Options),
     /// Write the logits of every position of a text to a safetensors file.
     Logits(commands::logits::Options),
     /// Denoise with a diffusion model, or replay a recorded run on it.
@@ -92,9 +94,7 @@ impl Settings {
             ("--admin-socket", "admin.socket", path(self.admin_socket)),
             ("--log-level", "log.level", self.log_level),
         ];
-        let flags =
-            flags.into_iter().filter_map(|(flag, key, value)| Some(Override { flag, key, value: value? }));
-        Ok(Config::load(self.config.as_deref(), flags.collect())?)
+        commands::configured(self.config.as_deref(), flags)
     }
 }
 
@@ -107,6 +107,7 @@ fn main() -> ExitCode {
             axe::device::process::leave(u8::from(failed))
         }
         Command::Run(options) => commands::run::run(&options),
+        Command::Plan(options) => commands::plan::run(&options),
         Command::Logits(options) => commands::logits::run(&options),
         Command::Denoise(options) => commands::denoise::run(&options),
         Command::Tokenize(options) => commands::tokenize::run(&options),
