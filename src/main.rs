@@ -69,6 +69,9 @@ pub struct Settings {
     /// Port to listen on; 0 is any free one.
     #[arg(short, long, value_name = "PORT")]
     port: Option<String>,
+    /// Most rows of a pass of a causal model: auto, or an integer from 1 to 16. The text does not depend on it.
+    #[arg(short, long, value_name = "B")]
+    block_size: Option<String>,
     /// Sort of device: auto, cpu, gpu or accelerator.
     #[arg(long, value_name = "KIND")]
     device: Option<String>,
@@ -90,6 +93,7 @@ impl Settings {
             ("--context-length", "model.context_length", self.context_length),
             ("--host", "server.host", self.host),
             ("--port", "server.port", self.port),
+            ("--block-size", "decode.block_size", self.block_size),
             ("--device", "device.kind", self.device),
             ("--admin-socket", "admin.socket", path(self.admin_socket)),
             ("--log-level", "log.level", self.log_level),
