@@ -1,0 +1,192 @@
+//! What a GGUF's metadata says about a causal model: a family is data plus a few switches over one forward pass, and
+//! what differs from layer to layer is said for each.
+
+mod attention;
+mod families;
+mod feed_forward;
+mod reader;
+mod rope;
+
+pub use families::{Family, Scores, SoftCaps, Windows};
+pub use feed_forward::{ExpertsConfig, FeedForward};
+pub use reader::Keys;
+pub use rope::{Divisors, FREQS, LONG, Rope, SHORT, Scaling};
+
+use super::error::ModelError;
+use super::keys;
+use crate::checkpoint::gguf::Gguf;
+
+/// A causal model's sizes and switches.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CausalConfig {
+    /// The family.
+    pub family: &'static Family,
+    /// The layers in order.
+    pub layers: Vec<LayerConfig>,
+    /// The rotary embeddings that layers use, each once.
+    pub ropes: Vec<Rope>,
+    /// Values of the residual stream.
+    pub hidden: usize,
+    /// Tokens of the vocabulary.
+    pub vocabulary: usize,
+    /// Positions the model was trained for.
+    pub context: usize,
+    /// Added to the mean of squares in norms.
+    pub epsilon: f32,
+    /// Embeddings are multiplied by it.
+    pub embedding_scale: f32,
+    /// Logits become `softcap * tanh(logit / softcap)`; 0 leaves them.
+    pub softcap: f32,
+    /// Values of the input that each layer has of its own; 0: none has any.
+    pub layer_input: usize,
+}
+
+/// What differs from layer to layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerConfig {
+    /// Query heads.
+    pub heads: usize,
+    /// Key-value heads.
+    pub kv_heads: usize,
+    /// Values of a query or key head.
+    pub key_size: usize,
+    /// Values of a value head.
+    pub value_size: usize,
+    /// Positions that a row sees, its own included; none: all up to itself.
+    pub window: Option<usize>,
+    /// Scores are multiplied by it.
+    pub scale: f32,
+    /// Then they become `softcap * tanh(score / softcap)`; 0 leaves them.
+    pub softcap: f32,
+    /// There is no value matrix: the raw keys are the values.
+    pub keys_are_values: bool,
+    /// Index of the rotary embedding in [`CausalConfig::ropes`].
+    pub rope: usize,
+    /// The earlier layer whose keys and values this one sees; none: its own.
+    pub kv_from: Option<usize>,
+    /// The feed-forward network.
+    pub feed_forward: FeedForward,
+}
+
+impl LayerConfig {
+    /// Values of all query heads.
+    pub fn q_width(&self) -> usize {
+        self.heads * self.key_size
+    }
+
+    /// Values of all key heads.
+    pub fn k_width(&self) -> usize {
+        self.kv_heads * self.key_size
+    }
+
+    /// Values of all value heads.
+    pub fn v_width(&self) -> usize {
+        self.kv_heads * self.value_size
+    }
+
+    /// Values that attention leaves: those of a value head for each query head.
+    pub fn attended_width(&self) -> usize {
+        self.heads * self.value_size
+    }
+}
+
+impl CausalConfig {
+    /// Reads and checks the metadata of `gguf`.
+    ///
+    /// # Errors
+    /// Missing keys, values out of range, architectures, scalings and keys that are not supported, each by name.
+    pub fn read(gguf: &Gguf) -> Result<Self, ModelError> {
+        let architecture = gguf.metadata().require_str("general.architecture")?;
+        let Some(family) = Family::of(architecture) else {
+            return Err(ModelError::Unsupported {
+                path: gguf.path().to_owned(),
+                what: format!(
+                    "general.architecture is '{architecture}'; this version runs {}",
+                    Family::supported()
+                ),
+            });
+        };
+        let keys = Keys::new(gguf, family.architecture);
+        let count = keys.size("block_count", 4096)?;
+        let hidden = keys.size("embedding_length", 1 << 20)?;
+        let heads = attention::heads(&keys, count)?;
+        let width = heads[0].heads;
+        let (full_size, sliding_size) = attention::head_sizes(&keys, family, hidden, width)?;
+        let windows = attention::windows(&keys, family, count)?;
+        let shared = attention::shared(&keys, family, &windows)?;
+        let (softcap, logit_cap) = attention::soft_caps(&keys, family)?;
+        let full = rope::full(&keys, family, full_size)?;
+        let sliding = match family.windows {
+            Windows::Alternating { rope_base: Some(base), .. } => rope::sliding(&keys, &full, base, None)?,
+            Windows::Listed { rope_base } => {
+                rope::sliding(&keys, &full, rope_base, Some(("rope.dimension_count_swa", sliding_size)))?
+            }
+            _ => full,
+        };
+        let feed_forward = feed_forward::read(&keys, family, count)?;
+        let mut ropes = Vec::new();
+        let layers = (0..count)
+            .map(|index| {
+                let window = windows[index];
+                let (head_size, rope) =
+                    if window.is_some() { (sliding_size, sliding) } else { (full_size, full) };
+                let value_matrix = format!("blk.{index}.attn_v.weight");
+                LayerConfig {
+                    heads: heads[index].heads,
+                    kv_heads: heads[index].kv_heads,
+                    key_size: head_size,
+                    value_size: head_size,
+                    window,
+                    scale: attention::scale(family, count, hidden, width, head_size),
+                    softcap,
+                    keys_are_values: family.raw_key_values
+                        && window.is_none()
+                        && gguf.tensor(&value_matrix).is_none(),
+                    rope: index_of(&mut ropes, rope),
+                    kv_from: shared[index],
+                    feed_forward: feed_forward[index].clone(),
+                }
+            })
+            .collect();
+        let layer_input = match family.layer_inputs {
+            true => keys.optional_count("embedding_length_per_layer_input")?.unwrap_or(0),
+            false => 0,
+        };
+        let vocabulary = gguf
+            .tensor("token_embd.weight")
+            .and_then(|tensor| tensor.shape.get(1))
+            .map_or(0, |&rows| rows as usize);
+        let config = Self {
+            family,
+            layers,
+            ropes,
+            hidden,
+            vocabulary,
+            context: keys.size("context_length", 1 << 28)?,
+            epsilon: keys.number("attention.layer_norm_rms_epsilon", 1e-12, 0.1)?,
+            embedding_scale: if family.scaled_embeddings { (hidden as f32).sqrt() } else { 1.0 },
+            softcap: logit_cap,
+            layer_input,
+        };
+        keys::check(&keys, &config)?;
+        Ok(config)
+    }
+}
+
+impl CausalConfig {
+    /// Whether its passes need kernels for whole rows besides products and attention.
+    pub fn needs_stream_kernels(&self) -> bool {
+        self.softcap > 0.0 || self.layer_input > 0 || self.family.layer_scales
+    }
+}
+
+/// The place of a rotary embedding among those in use, which it joins if it is new.
+fn index_of(ropes: &mut Vec<Rope>, rope: Rope) -> usize {
+    match ropes.iter().position(|known| *known == rope) {
+        Some(index) => index,
+        None => {
+            ropes.push(rope);
+            ropes.len() - 1
+        }
+    }
+}
