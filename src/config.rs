@@ -154,6 +154,8 @@ pub struct ModelConfig {
     pub aliases: Vec<String>,
     /// A Jinja file that replaces the checkpoint's chat template.
     pub chat_template: Option<PathBuf>,
+    /// Whether what the model thinks, between the tokens for it, is told apart from the reply.
+    pub thoughts_apart: bool,
     /// Positions of the cache (prompt and output); chosen at start when unset.
     pub context_length: Option<usize>,
     /// What becomes of plain expert weights of a Hugging Face directory.
@@ -376,6 +378,7 @@ fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
         served_name: s.text("model.served_name")?,
         aliases: s.any("model.aliases", Vec::new())?,
         chat_template: s.path("model.chat_template")?,
+        thoughts_apart: s.any("model.thoughts_apart", true)?,
         // One position for the prompt and one for the output are the least.
         context_length: nonzero(s.checked(
             "model.context_length",
