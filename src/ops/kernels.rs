@@ -194,7 +194,7 @@ impl Kernels {
     ) -> Result<Kernel, OpsError> {
         let slices = super::head::SLICES;
         let soft = match (self.products, format) {
-            (Products::MatrixUnit, Format::Bf16) => SOFT_TILES,
+            (Products::MatrixUnit, Format::Bf16 | Format::Q8_0) => SOFT_TILES,
             _ => SOFT,
         };
         self.kernel(device, ("head", format as usize), name, || {
