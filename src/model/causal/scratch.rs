@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::device::{Buffer, Device, Purpose};
 use crate::model::config::{CausalConfig, LayerConfig};
 use crate::model::error::ModelError;
-use crate::ops::{ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
+use crate::ops::{ROW_MULTIPLE, STRIDE_MULTIPLE, choice_values, round_up};
 
 /// Activations of the rows of a pass, f32; row strides are multiples of [`STRIDE_MULTIPLE`] and rows zero-padded.
 pub(super) struct Scratch {
@@ -22,6 +22,7 @@ pub(super) struct Scratch {
     pub(super) packed: Buffer,
     pub(super) sums: Buffer,
     pub(super) logits: Buffer,
+    pub(super) choices: Buffer,
 }
 
 /// Rows that the buffers hold.
@@ -86,7 +87,7 @@ impl Scratch {
             + ByWidth::bytes(&strides.attended, pass)
             + ByWidth::bytes(&strides.inner, gate)
             + ByWidth::bytes(&strides.inner, pass)
-            + (strides.hidden * (pass + 2 * branch) + strides.logits * logits) * 4
+            + (strides.hidden * (pass + 2 * branch) + strides.logits * logits + choice_values(logits)) * 4
     }
 
     /// Bytes of the rows of queries, keys and values, of packed rows and of their sums.
@@ -109,6 +110,7 @@ impl Scratch {
             packed: zeros(device, packed)?,
             sums: zeros(device, sums)?,
             logits: zeros(device, strides.logits * logits * 4)?,
+            choices: zeros(device, choice_values(logits) * 4)?,
         })
     }
 }
