@@ -8,10 +8,7 @@ use std::sync::Arc;
 use axe::checkpoint::gguf::Gguf;
 use axe::model::{Causal, LoadOptions, Logits};
 use axe::ops::{CacheKind, choice_reference};
-use support::{device, fixture, golden, open_model};
-
-/// The families of which there is a tiny model.
-const FAMILIES: [&str; 4] = ["llama", "llama3", "mistral", "gemma3"];
+use support::{FAMILIES, device, fixture, golden, open_model};
 
 /// Largest difference of logits over the golden sequence, fed `width` tokens a pass.
 fn largest_difference(topic: &str, name: &str, width: usize) -> f32 {

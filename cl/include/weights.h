@@ -120,7 +120,7 @@
 #define SLOT_BITS 0
 #elif FORMAT == FORMAT_MXFP4
 #define BLOCK_GROUPS 4
-#define SCALE_BYTES 64 // uchar exponents[4][16]
+#define SCALE_BYTES 64 // char exponents[4][16], of two
 #define GROUP_BYTES 256
 #define SLOT_BITS 0
 #elif FORMAT == FORMAT_TQ2_0
@@ -364,9 +364,9 @@ inline float16 group_scale(global const uchar* tile, int s) {
     const uint16 both = convert_uint16(vload16(s % 16, block + 64));
     return vload_half16(0, (global const half*)block) * TO_FLOAT(both & (uint16)15);
 #elif FORMAT == FORMAT_MXFP4
-    // 2^(exponent - 128): the numbers are doubled. Denormal for the two least exponents.
-    const uint16 exponent = convert_uint16(vload16(s % 4, tile + (size_t)(s / 4) * BLOCK_BYTES));
-    return as_float16(select((exponent - (uint16)1) << (uint16)23, (uint16)0x200000 << exponent, exponent < (uint16)2));
+    // 2^exponent, denormal for the two least ones.
+    const int16 e = convert_int16(vload16(s % 4, (global const char*)tile + (size_t)(s / 4) * BLOCK_BYTES));
+    return as_float16(select((e + 127) << 23, (int16)0x200000 << (e + 128), e < -126));
 #elif FORMAT == FORMAT_W4 || FORMAT == FORMAT_TQ2_0
     return vload_half16(0, (global const half*)(tile + (size_t)(s / BLOCK_GROUPS) * BLOCK_BYTES));
 #elif SCALE_BYTES > 0

@@ -6,6 +6,7 @@ mod config;
 mod generation;
 mod layer;
 mod parts;
+mod planned;
 mod scratch;
 mod source;
 mod step;

@@ -226,7 +226,8 @@ impl Parts {
                 + HeadState::bytes(config.canvas, config.hidden, true)
                 + options.angle_bytes(config)
                 + options.attended_bytes(config)
-                + chosen,
+                + chosen
+                + 64, // what stands for buffers a launch does not use
         }
     }
 }

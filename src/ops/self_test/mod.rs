@@ -5,6 +5,7 @@ mod choice;
 mod experts;
 mod head;
 mod products;
+mod stream;
 
 use super::kernels::{Kernels, OpsError};
 use super::{Format, Scales, TILE};
@@ -14,6 +15,7 @@ pub use attention::Heads;
 pub use choice::self_test_choice;
 pub use experts::self_test_moe;
 pub use head::self_test_head;
+pub use stream::self_test_stream;
 
 /// Numbers in [-1, 1) that are the same every time.
 struct Sequence(u32);
