@@ -143,7 +143,7 @@ fn measure(options: &Options) -> Result<()> {
     if let Some(kernels) = unit {
         bench.kernels = kernels;
         writeln!(out, "by the matrix unit; shares are of what vectors can do, and may be above 100 %")?;
-        for format in [Format::W4, Format::Bf16] {
+        for format in [Format::W4, Format::Bf16, Format::Q8_0] {
             bench.products("diffusion", "square", 2816, 2816, format, Activation::GeluTanh)?;
         }
         bench.diffusion()?;
