@@ -11,7 +11,7 @@ use axe::device::{Arg, Buffer, Device, Launch, Purpose};
 use axe::ops::{
     ATTENTION_START, Activation, Attention, Cache, CacheKind, CombineInput, Experts, Finish, Format, Join,
     Kernels, Matrix, Output, Pairing, Parts, Peak, Products, ROTATE_START, ROW_MULTIPLE, Rotation, Routing,
-    RowInput, STRIDE_MULTIPLE, TILE, round_up, seconds,
+    RowInput, STRIDE_MULTIPLE, TILE, choice_values, round_up, seconds,
 };
 use clap::Args;
 
@@ -138,6 +138,8 @@ fn measure(options: &Options) -> Result<()> {
     bench.sequence("smollm2-135m", 9, 3, 64)?;
     bench.sequence("gemma-3-270m", 4, 1, 256)?;
     bench.whole_rows()?;
+    bench.choices("smollm2-135m", 49152)?;
+    bench.choices("gemma-3-270m", 262_144)?;
     bench.diffusion()?;
     if let Some(kernels) = unit {
         bench.kernels = kernels;
@@ -209,7 +211,7 @@ impl Bench<'_> {
         activation: Activation,
     ) -> Result<()> {
         let name = |kernel: &str| format!("{model} {part} {rows}x{columns} {} {kernel}", format.name());
-        if ![name("matvec"), name("matmul")].iter().any(|name| name.contains(self.only)) {
+        if ![name("narrow"), name("matmul")].iter().any(|name| name.contains(self.only)) {
             return Ok(());
         }
         let bytes = format.matrix_bytes(rows, columns);
@@ -223,18 +225,25 @@ impl Bench<'_> {
         let stride = round_up(columns, STRIDE_MULTIPLE);
         let (out_stride, norm) = (round_up(rows, STRIDE_MULTIPLE), self.zeros(stride)?);
         let x = self.zeros(stride * self.rows)?;
-        let one = self.zeros(out_stride)?;
+        let few = self.zeros(out_stride * self.kernels.narrow_rows(&matrices[0]))?;
         let input =
             RowInput { rows: &x, at: 0, branch: None, norm: Some(&norm), n: columns, stride, epsilon: 1e-5 };
         let finish = if part == "gate and up" { Finish::Gated(activation) } else { Finish::Store };
-        let output = Output { rows: &one, at: 0, stride: out_stride };
-        let launches = matrices
-            .iter()
-            .map(|matrix| Ok(self.kernels.matvec(&self.device, matrix, &input, finish, &output)?))
-            .collect::<Result<Vec<_>>>()?;
+        let output = Output { rows: &few, at: 0, stride: out_stride };
         let operations = 2.0 * rows as f64 * columns as f64;
-        if self.kernels.products() == Products::Vector {
-            self.line(&name("matvec"), &launches, bytes as f64, operations)?;
+        for count in [1, 2, 4, 8] {
+            let fits = count <= self.kernels.narrow_rows(&matrices[0]).min(self.rows);
+            if self.kernels.products() != Products::Vector || !fits {
+                continue;
+            }
+            let launches = matrices
+                .iter()
+                .map(|matrix| {
+                    Ok(self.kernels.narrow(&self.device, matrix, &input, count, finish, &output)?)
+                })
+                .collect::<Result<Vec<_>>>()?;
+            let name = format!("{} ({count})", name("narrow"));
+            self.line(&name, &launches, bytes as f64, operations * count as f64)?;
         }
         if part == "head" {
             return Ok(()); // only rows that are sampled from go through it
@@ -249,6 +258,22 @@ impl Bench<'_> {
         let pack = self.kernels.pack_rows(&self.device, &input, self.rows, &packed, &sums)?;
         let moved = (2 * columns * self.rows * 4) as f64;
         self.line(&format!("{model} pack_rows {columns} ({} rows)", self.rows), &[pack], moved, moved)
+    }
+
+    /// The largest logits of rows.
+    fn choices(&self, model: &str, vocabulary: usize) -> Result<()> {
+        for rows in [1, 8] {
+            let name = format!("{model} top_of_rows {vocabulary} ({rows} rows)");
+            if !name.contains(self.only) {
+                continue;
+            }
+            let (logits, choices) = (self.zeros(rows * vocabulary)?, self.zeros(choice_values(rows))?);
+            let launch =
+                self.kernels.choose(&self.device, &logits, vocabulary, vocabulary, rows, &choices)?;
+            let values = (rows * vocabulary) as f64;
+            self.line(&name, &[launch], values * 4.0, values * 2.0)?;
+        }
+        Ok(())
     }
 
     /// Rotation and attention of a layer.
