@@ -9,9 +9,9 @@ use anyhow::Result;
 use axe::config::Config;
 use axe::device::{Arg, Buffer, Device, Launch, Purpose};
 use axe::ops::{
-    ATTENTION_START, Activation, Attention, Cache, CacheKind, CombineInput, Experts, Finish, Format, Kernels,
-    Matrix, Output, Pairing, Peak, Products, ROTATE_START, ROW_MULTIPLE, Rotation, Routing, RowInput,
-    STRIDE_MULTIPLE, TILE, choice_values, round_up, seconds,
+    ATTENTION_START, Activation, Attention, Cache, CacheKind, CombineInput, Experts, Finish, Format, Join,
+    Kernels, Matrix, Output, Pairing, Parts, Peak, Products, ROTATE_START, ROW_MULTIPLE, Rotation, Routing,
+    RowInput, STRIDE_MULTIPLE, TILE, choice_values, round_up, seconds,
 };
 use clap::Args;
 
@@ -137,6 +137,7 @@ fn measure(options: &Options) -> Result<()> {
     }
     bench.sequence("smollm2-135m", 9, 3, 64)?;
     bench.sequence("gemma-3-270m", 4, 1, 256)?;
+    bench.whole_rows()?;
     bench.choices("smollm2-135m", 49152)?;
     bench.choices("gemma-3-270m", 262_144)?;
     bench.diffusion()?;
@@ -336,6 +337,54 @@ impl Bench<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What is done to whole rows between products, at the sizes of a Gemma 4 E2B: stream, layers' inputs, vocabulary.
+    fn whole_rows(&self) -> Result<()> {
+        const LAYERS: usize = 35;
+        const SIZE: usize = 256;
+        const VOCABULARY: usize = 262_144;
+        /// Rows with logits: a block.
+        const LOGITS: usize = 16;
+        let (hidden, width, rows) = (1536, LAYERS * SIZE, self.rows);
+        let name = |kernel: &str, rows: usize| format!("gemma-4-e2b {kernel} ({rows} rows)");
+        if !["join_rows", "gate_rows", "mix_parts"]
+            .iter()
+            .any(|kernel| name(kernel, rows).contains(self.only))
+            && !name("cap_rows", LOGITS).contains(self.only)
+        {
+            return Ok(());
+        }
+        let (stream, branch) = (self.zeros(rows * hidden)?, self.zeros(rows * hidden)?);
+        let (parts, embedded) = (self.zeros(rows * width)?, self.zeros(rows * width)?);
+        let (gate, norm) = (self.zeros(rows * SIZE)?, self.zeros(hidden)?);
+        let logits = self.zeros(LOGITS * VOCABULARY)?;
+        let epsilon = 1e-6;
+        let (n, stride) = (hidden, hidden);
+        let join = Join { rows: &stream, branch: &branch, weight: &norm, scalar: 0.5, n, stride, epsilon };
+        let mixing = Parts {
+            parts: &parts,
+            embedded: &embedded,
+            weight: &norm,
+            scale: 0.1,
+            share: 0.7,
+            count: LAYERS,
+            size: SIZE,
+            stride: width,
+            epsilon,
+        };
+        let (device, kernels, inputs) = (&self.device, &self.kernels, (&parts, width));
+        let activation = Activation::GeluTanh;
+        let bytes = |floats: usize| (floats * 4) as f64;
+        let launch = kernels.join_rows(device, &join, rows, &stream)?;
+        self.line(&name("join_rows", rows), &[launch], bytes(3 * rows * hidden), (6 * rows * hidden) as f64)?;
+        let launch = kernels.gate_rows(device, activation, &gate, SIZE, inputs, SIZE, rows, SIZE)?;
+        self.line(&name("gate_rows", rows), &[launch], bytes(3 * rows * SIZE), (8 * rows * SIZE) as f64)?;
+        let launch = kernels.mix_parts(device, &mixing, rows)?;
+        self.line(&name("mix_parts", rows), &[launch], bytes(3 * rows * width), (7 * rows * width) as f64)?;
+        let launch = kernels.cap_rows(device, &logits, LOGITS, VOCABULARY, VOCABULARY, 30.0)?;
+        let values = LOGITS * VOCABULARY;
+        self.line(&name("cap_rows", LOGITS), &[launch], bytes(2 * values), (8 * values) as f64)
     }
 
     /// Every kernel of a mixture of experts.
