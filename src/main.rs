@@ -42,6 +42,8 @@ enum Command {
     Convert(commands::convert::Options),
     /// Time a diffusion model's passes.
     BenchDenoise(commands::bench_denoise::Options),
+    /// Time a causal model's passes of a few rows.
+    BenchPasses(commands::bench_passes::Options),
     /// Time every kernel against what the device can do at best.
     BenchOps(commands::bench_ops::Options),
 }
@@ -67,6 +69,9 @@ pub struct Settings {
     /// Port to listen on; 0 is any free one.
     #[arg(short, long, value_name = "PORT")]
     port: Option<String>,
+    /// Most rows of a pass of a causal model: auto, or an integer from 1 to 16. The text does not depend on it.
+    #[arg(short, long, value_name = "B")]
+    block_size: Option<String>,
     /// Sort of device: auto, cpu, gpu or accelerator.
     #[arg(long, value_name = "KIND")]
     device: Option<String>,
@@ -88,6 +93,7 @@ impl Settings {
             ("--context-length", "model.context_length", self.context_length),
             ("--host", "server.host", self.host),
             ("--port", "server.port", self.port),
+            ("--block-size", "decode.block_size", self.block_size),
             ("--device", "device.kind", self.device),
             ("--admin-socket", "admin.socket", path(self.admin_socket)),
             ("--log-level", "log.level", self.log_level),
@@ -113,6 +119,7 @@ fn main() -> ExitCode {
         Command::Devices(options) => commands::devices::run(&options),
         Command::Convert(options) => commands::convert::run(&options),
         Command::BenchDenoise(options) => commands::bench_denoise::run(&options),
+        Command::BenchPasses(options) => commands::bench_passes::run(&options),
         Command::BenchOps(options) => commands::bench_ops::run(&options),
     };
     match outcome {

@@ -8,10 +8,7 @@ use std::sync::Arc;
 use axe::checkpoint::gguf::Gguf;
 use axe::model::{Causal, LoadOptions, Logits};
 use axe::ops::CacheKind;
-use support::{device, fixture, golden, open_model};
-
-/// The families of which there is a tiny model.
-const FAMILIES: [&str; 4] = ["llama", "llama3", "mistral", "gemma3"];
+use support::{FAMILIES, device, fixture, golden, open_model};
 
 /// Largest difference of logits over the golden sequence, fed `width` tokens a pass.
 fn largest_difference(topic: &str, name: &str, width: usize) -> f32 {
@@ -69,7 +66,10 @@ fn a_model_takes_what_its_plan_says() {
 
 #[test]
 fn quantisation_types_agree_with_their_reference() {
-    for name in ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_S", "Q5_K_S", "Q6_K"] {
+    for name in [
+        "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_S", "Q4_K_S", "Q5_K_S", "Q6_K",
+        "IQ4_NL", "IQ4_XS", "TQ1_0", "MXFP4",
+    ] {
         let off = largest_difference("quant-types", name, 40);
         println!("{name}: {off:.2e}");
         assert!(off <= 1e-4, "{name}: logits differ by {off}");

@@ -53,7 +53,7 @@ impl Product {
         let (outputs, rows, blocks): (usize, usize, usize) =
             if simulated() { (40, 9, 3) } else { (150, 70, 12) };
         let columns = match format {
-            Format::Q4K | Format::Q5K | Format::Q6K => {
+            _ if format.block_codes() == 256 => {
                 (1..=if simulated() { 1usize } else { 3 }).prop_map(|n| n * 256).boxed()
             }
             Format::F32 | Format::F16 | Format::Bf16 => (1..=blocks * 32).boxed(),

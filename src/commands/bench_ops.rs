@@ -35,6 +35,9 @@ pub struct Options {
 /// Distinct weights that a one-row measurement goes through, as a model's layers do: more than caches keep.
 const WORKING_SET: usize = 128 << 20;
 
+/// What weights are filled with: in every format's scales neither zero nor denormal.
+const EVERYWHERE_A_NUMBER: u32 = 0x3c3c_3c3c;
+
 /// Outputs, inputs and format of the matrices of a model.
 type Shapes = &'static [(&'static str, usize, usize, Format)];
 
@@ -59,6 +62,12 @@ const OTHERS: Shapes = &[
     ("square", 2816, 2816, Format::Q4_0),
     ("square", 2816, 2816, Format::Q5_1),
     ("square", 2816, 2816, Format::Q5K),
+    ("square", 2816, 2816, Format::Q2K),
+    ("square", 2816, 2816, Format::Q3K),
+    ("square", 2816, 2816, Format::Iq4Nl),
+    ("square", 2816, 2816, Format::Iq4Xs),
+    ("square", 2816, 2816, Format::Mxfp4),
+    ("square", 2816, 2816, Format::Tq2),
     ("square", 2816, 2816, Format::F16),
     ("square", 2816, 2816, Format::Bf16),
     ("square", 2816, 2816, Format::F32),
@@ -206,7 +215,7 @@ impl Bench<'_> {
         let matrices: Vec<Matrix> = (0..WORKING_SET.div_ceil(bytes))
             .map(|_| {
                 let buffer = self.device.alloc(Purpose::Weights, bytes)?;
-                self.device.fill(&buffer, 0)?;
+                self.device.fill(&buffer, EVERYWHERE_A_NUMBER)?;
                 Ok(Matrix { buffer, format, rows, columns })
             })
             .collect::<Result<_>>()?;

@@ -8,6 +8,7 @@ use axe::config::{Config, Override};
 
 pub mod bench_denoise;
 pub mod bench_ops;
+pub mod bench_passes;
 pub mod convert;
 pub mod denoise;
 pub mod detokenize;

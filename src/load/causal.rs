@@ -9,7 +9,8 @@ use super::{Opened, cache_dir, check_vocabulary, text};
 use crate::checkpoint::gguf::Gguf;
 use crate::checkpoint::quant::GgmlType;
 use crate::config::Config;
-use crate::decode::{BackendError, CausalBackend};
+use crate::decode::block::{Costs, MOST_ROWS, Measured};
+use crate::decode::{BackendError, BlockSize, CausalBackend};
 use crate::device::Device;
 use crate::engine::{Loaded, ModelKind};
 use crate::model::{Causal, CausalConfig, LoadOptions};
@@ -25,8 +26,14 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
     let choice = choose(gguf, load.config, &device)?;
     load.chosen(&choice);
     let options = options(load.config, choice.shape);
-    let model = Causal::load(device.clone(), Arc::clone(gguf), &options, &mut |share| load.preparing(share))?;
-    let backend = CausalBackend::new(model).with_vocabulary(tokenizer.vocab_size());
+    let mut model =
+        Causal::load(device.clone(), Arc::clone(gguf), &options, &mut |share| load.preparing(share))?;
+    let blocks = load.config.decode;
+    let costs = match blocks.size {
+        BlockSize::Auto => costs(load, gguf, &mut model)?,
+        BlockSize::Fixed(_) => Costs::default(),
+    };
+    let backend = CausalBackend::new(model, blocks).with_vocabulary(tokenizer.vocab_size()).with_costs(costs);
     Ok(load.loaded(
         Opened { device, tokenizer, template },
         Box::new(backend),
@@ -55,10 +62,27 @@ fn options(config: &Config, shape: Shape) -> LoadOptions {
     LoadOptions {
         context: shape.context,
         rows: shape.rows,
-        logit_rows: 1,
+        logit_rows: if config.decode.size == BlockSize::Fixed(1) { 1 } else { MOST_ROWS },
         cache: config.device.kv_cache,
         cache_dir: cache_dir(&config.device),
     }
+}
+
+/// What passes of the model cost at each width, from the cache folder or by timing some.
+fn costs(load: &super::Load<'_>, gguf: &Gguf, model: &mut Causal) -> Result<Costs, BackendError> {
+    let info = model.device().info();
+    let key = format!(
+        "{} {} {} {}, {} of {} compute units, axe {}",
+        gguf.identity(),
+        load.config.device.kv_cache,
+        info.name,
+        info.driver_version,
+        load.config.device.threads.map_or("all".to_owned(), |threads| threads.to_string()),
+        info.compute_units,
+        env!("CARGO_PKG_VERSION"),
+    );
+    load.progress.report(1.0, "timing passes");
+    Ok(Costs::from(&Measured::once(&load.config.device.cache_dir, &key, model)?))
 }
 
 /// The type of most weights.

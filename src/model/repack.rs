@@ -95,9 +95,15 @@ pub fn format_of(ty: GgmlType) -> Format {
         GgmlType::Q5_0 => Format::Q5_0,
         GgmlType::Q5_1 => Format::Q5_1,
         GgmlType::Q8_0 => Format::Q8_0,
+        GgmlType::Q2K => Format::Q2K,
+        GgmlType::Q3K => Format::Q3K,
         GgmlType::Q4K => Format::Q4K,
         GgmlType::Q5K => Format::Q5K,
         GgmlType::Q6K => Format::Q6K,
+        GgmlType::IQ4_NL => Format::Iq4Nl,
+        GgmlType::IQ4_XS => Format::Iq4Xs,
+        GgmlType::TQ1_0 | GgmlType::TQ2_0 => Format::Tq2,
+        GgmlType::MXFP4 => Format::Mxfp4,
     }
 }
 
@@ -305,13 +311,11 @@ fn ggml_row(part: &Rows, ty: GgmlType, row: usize, lane: usize, out: &mut [u8]) 
     let mut unpacked = Unpacked::default();
     for (index, block) in bytes.chunks_exact(ty.block_bytes()).enumerate() {
         unpack_block(ty, block, &mut unpacked)?;
-        let scales: &[u8] = match format {
-            Format::Q6K => &unpacked.scales,
-            Format::Q4K | Format::Q5K => &unpacked.scales[..8],
-            _ => &[],
+        let scale = match ty {
+            GgmlType::MXFP4 => u16::from(unpacked.scales[0]),
+            _ => unpacked.d,
         };
-        let offsets: &[u8] = if matches!(format, Format::Q4K | Format::Q5K) { &unpacked.mins } else { &[] };
-        let scales = Scales { scale: unpacked.d, offset: unpacked.m, scales, offsets };
+        let scales = Scales { scale, offset: unpacked.m, scales: &unpacked.scales, offsets: &unpacked.mins };
         format.put_codes(out, lane, index * values, &unpacked.codes[..values], scales);
     }
     Ok(())
@@ -377,6 +381,47 @@ mod tests {
         let encoding = Encoding::W4 { scales: span(32..34), zeros: span(34..36), group: 64 };
         let rows = Rows { name: "gu_q".to_owned(), encoding, rows: 1, columns: 64, bytes: span(0..32) };
         (file, Blueprint { name: "a".to_owned(), parts: vec![rows], arrangement: Arrangement::Stacked })
+    }
+
+    #[test]
+    fn tiles_hold_the_very_values_of_the_file() {
+        const BLOCKS: usize = 5; // in a row: whole blocks of tiles, and a rest
+        const ROWS: usize = 19; // a tile, and a rest
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/quant-types/blocks.safetensors");
+        let fixture = std::fs::read(path).unwrap();
+        let fixture = safetensors::SafeTensors::deserialize(&fixture).unwrap();
+        for ty in GgmlType::ALL {
+            let columns = if ty.is_quantised() { BLOCKS * ty.block_values() } else { 45 };
+            let bytes = &fixture.tensor(&format!("{ty}.bytes")).unwrap().data()
+                [..ROWS * columns / ty.block_values() * ty.block_bytes()];
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), bytes).unwrap();
+            let map = Arc::new(Mapping::open(file.path()).unwrap());
+            let rows = Rows {
+                name: "w".to_owned(),
+                encoding: Encoding::Ggml(ty),
+                rows: ROWS,
+                columns,
+                bytes: Span::new(map, 0..bytes.len()).unwrap(),
+            };
+            let blueprint =
+                Blueprint { name: "w".to_owned(), parts: vec![rows], arrangement: Arrangement::Stacked };
+            let mut tiles = vec![0; blueprint.bytes()];
+            blueprint.write(0, &mut tiles).unwrap();
+
+            let mut values = vec![0f32; ROWS * columns];
+            dequantize(ty, bytes, &mut values).unwrap();
+            let format = blueprint.format();
+            for (i, &value) in values.iter().enumerate() {
+                let (row, column) = (i / columns, i % columns);
+                let tile = &tiles[row / TILE * format.tile_bytes(columns)..][..format.tile_bytes(columns)];
+                let found = format.weight(tile, row % TILE, column);
+                assert!(
+                    found.to_bits() == value.to_bits() || found.is_nan() && value.is_nan(),
+                    "{ty}: {found:e} in row {row}, column {column}, where the file has {value:e}"
+                );
+            }
+        }
     }
 
     #[test]
