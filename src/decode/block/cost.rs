@@ -83,7 +83,7 @@ impl Measured {
                 let tokens: Vec<u32> = (0..width).map(|row| token(before + pass * width + row + 1)).collect();
                 let start = Instant::now();
                 model.forward(&tokens, before, if width == 1 { Logits::Last } else { Logits::All })?;
-                model.tops(width, vocabulary)?;
+                model.tops()?;
                 // The first one prepares.
                 if pass > 0 {
                     fastest = fastest.min(start.elapsed().as_secs_f64());
