@@ -189,7 +189,7 @@ impl Costs {
         let expected = self.of(width);
         let Some(cost) = self.seconds.get_mut(width.saturating_sub(1)) else { return };
         let ratio = seconds / expected;
-        if !(ratio.is_finite() && ratio > 0.0) || !self.learns {
+        if !(self.learns && ratio.is_finite() && ratio > 0.0) {
             return;
         }
         if self.scale == 0.0 {
