@@ -7,7 +7,7 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use axe::checkpoint::gguf::Gguf;
-use axe::decode::{Backend, BlockOptions, CausalBackend, Sampling, Step};
+use axe::decode::{Backend, BlockOptions, CausalBackend, Sampling, Step, Wanted};
 use axe::model::Logits;
 use axe::ops::CacheKind;
 use support::{FAMILIES, fixture, open_model, real_model};
@@ -46,6 +46,8 @@ fn generate(
     count: usize,
 ) -> (Vec<u32>, usize) {
     let mut generation = backend.start(prompt, sampling).unwrap();
+    // Blocks do not end where it suits the test unless they are told to.
+    generation.want(Wanted { most: count, ..Wanted::default() });
     let (mut tokens, mut last) = (Vec::new(), 0);
     while tokens.len() < count {
         match generation.step().unwrap() {
