@@ -160,7 +160,7 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
                 best[r] = m;                                                                                          \
                 float16 sum = 0.0f;                                                                                   \
                 for (int b = 0; b < TILE / 16; b++) {                                                                 \
-                    float16 e = exp(vload16(b, weight[r]) - m);                                                       \
+                    float16 e = flush_tiny(exp(vload16(b, weight[r]) - m)); /* denormals cost a hundred times as much */ \
                     sum += e;                                                                                         \
                     vstore16(e, b, weight[r]);                                                                        \
                 }                                                                                                     \

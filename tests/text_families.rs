@@ -26,7 +26,10 @@ struct Subset {
 
 /// A tokenizer and the ids that its tokens have in the whole vocabulary.
 fn read(name: &str) -> (Tokenizer, Vec<u32>, Vec<Case>) {
-    let subset: Subset = fixture(&format!("tokenizers/{name}.json"));
+    of(fixture(&format!("tokenizers/{name}.json")))
+}
+
+fn of(subset: Subset) -> (Tokenizer, Vec<u32>, Vec<Case>) {
     let mut kinds = vec![TokenKind::Normal; subset.tokens.len()];
     kinds.extend(subset.special.iter().map(|special| TokenKind::from_gguf(special.2).unwrap()));
     let special = || subset.special.iter().map(|(id, text, _)| (*id, text.as_str()));
@@ -71,6 +74,34 @@ fn deepseek_v3_gives_the_ids_of_the_published_tokenizer() {
 #[test]
 fn tekken_gives_the_ids_of_the_published_tokenizer() {
     check("tekken");
+}
+
+/// For a run over many more strings than a repository should hold.
+#[test]
+#[ignore = "needs AXE_TOKENIZERS, a folder of fixtures that subset.py made of any strings"]
+fn other_strings_give_the_ids_of_the_published_tokenizers() {
+    let folder = std::path::PathBuf::from(std::env::var_os("AXE_TOKENIZERS").unwrap());
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let (tokenizer, ids, cases) = of(serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap());
+        let wrong: Vec<_> = cases
+            .iter()
+            .filter_map(|case| {
+                let found = tokenizer.encode(&case.text, Specials::Parse);
+                let found: Vec<u32> = found.iter().map(|&id| ids[id as usize]).collect();
+                (found != case.ids).then_some((&case.text, found, &case.ids))
+            })
+            .collect();
+        assert!(
+            wrong.is_empty(),
+            "{}: {} of {}: {:?}",
+            path.display(),
+            wrong.len(),
+            cases.len(),
+            &wrong[..1]
+        );
+        println!("{}: {} strings", path.display(), cases.len());
+    }
 }
 
 #[derive(Deserialize)]

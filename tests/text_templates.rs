@@ -171,6 +171,19 @@ fn templates_of_the_families_write_what_they_write_under_python() {
             ("gemma2-like.jinja", "tools_system", &format!("user\nS\n\nWill it rain?{answer}")),
             // The variable that switches thinking has another name there.
             ("deepseek-r1-like.jinja", "thinking_off", "<｜Assistant｜></think>"),
+            // It takes calls only beside no content and with arguments that are text.
+            (
+                "deepseek-v3.jinja",
+                "called",
+                "<｜tool▁sep｜>weather\n```json\n{\"place\": \"Bern\", \"days\": [1, 2]}\n```<｜tool▁call▁end｜>\
+             <｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>{\"rain\": true}<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
+            ),
+            (
+                "deepseek-v3.jinja",
+                "called_written",
+                "<｜tool▁sep｜>clock\n```json\n{\"zone\": \"é\"}\n```<｜tool▁call▁end｜>\
+             <｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>1<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
+            ),
         ],
     );
 }

@@ -1,10 +1,11 @@
 //! One typed launcher for each kernel, with its CPU reference beside it.
 //!
 //! Kernels of the `vector` family: one work-item does a vector's work by hand. A row's result has the same bits
-//! however many rows a pass has; [`Kernels::matvec`] and [`Kernels::matmul`] are two ways to the same numbers.
+//! however many rows a pass has; [`Kernels::narrow`] and [`Kernels::matmul`] are two ways to the same numbers.
 
 mod attention;
 mod check;
+mod choice;
 mod format;
 mod head;
 mod kernels;
@@ -18,6 +19,7 @@ mod stream;
 pub use attention::{
     ATTENTION_START, Attention, Cache, CacheKind, Pairing, ROTATE_START, Rotation, attention_reference,
 };
+pub use choice::{RowTop, TOP, choice_reference, choice_values, read_choices};
 pub use format::{Format, ROW_MULTIPLE, Scales, TILE};
 pub use head::{
     HEAD_BARRED, HEAD_CANVAS, HEAD_GREEDY, HEAD_SEED_HI, HEAD_SEED_LO, HEAD_STEP, HEAD_TEMPERATURE,
@@ -30,7 +32,7 @@ pub use moe::{
     COMBINE_SCALAR, CombineInput, Experts, Routing, combine_reference, expert_reference, route_reference,
 };
 pub use peak::{Peak, seconds};
-pub use self_test::{Heads, self_test, self_test_head, self_test_moe, self_test_stream};
+pub use self_test::{Heads, self_test, self_test_choice, self_test_head, self_test_moe, self_test_stream};
 pub use stream::{Join, Parts, cap_reference, gate_reference, join_reference, mix_reference};
 
 /// Values by which activation rows are padded: the widest block of a weight format.

@@ -9,6 +9,7 @@ use std::fmt::Write;
 
 use minijinja::{Environment, Error, ErrorKind, Value};
 
+pub(super) use json::dumps;
 pub(super) use strings::method;
 
 /// An exception that a template raised by itself.

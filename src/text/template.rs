@@ -154,7 +154,8 @@ impl ChatTemplate {
     ///
     /// A template that knows no system role gets the system text at the front of the first user message; the role
     /// `developer` becomes `system` where the template does not know it; several system messages become one where
-    /// the template cannot take them; text parts become one string where it takes strings only.
+    /// the template cannot take them; text parts become one string where it takes strings only. Calls of tools are
+    /// written so that they show: with empty content or none, arguments as an object or as text.
     ///
     /// # Errors
     /// Messages of the wrong shape, and whatever the template raises or stumbles over: the request's fault, with

@@ -1,4 +1,5 @@
 //! A copy of a model file with some keys and tensors changed.
+#![allow(dead_code)] // each test file uses its part
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

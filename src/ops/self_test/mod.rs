@@ -1,6 +1,7 @@
 //! Every kernel once on a small input against its CPU reference, before a model relies on it.
 
 mod attention;
+mod choice;
 mod experts;
 mod head;
 mod products;
@@ -11,6 +12,7 @@ use super::{Format, Scales, TILE};
 use crate::device::{Buffer, Device, Purpose};
 
 pub use attention::Heads;
+pub use choice::self_test_choice;
 pub use experts::self_test_moe;
 pub use head::self_test_head;
 pub use stream::self_test_stream;

@@ -47,6 +47,18 @@ pub(super) fn to_json(value: Value, indent: Option<usize>, options: Kwargs) -> R
     Ok(out)
 }
 
+/// A value as `json.dumps` writes it when nothing is asked for but Unicode as it is. What is nested too deeply is
+/// written without spaces.
+pub(in crate::text) fn dumps(value: &serde_json::Value) -> String {
+    let (item, key) = (", ".to_owned(), ": ".to_owned());
+    let style = JsonStyle { indent: None, item, key, sorted: false, ascii: false };
+    let mut out = String::new();
+    match write_json(value, &style, 0, &mut out) {
+        Ok(()) => out,
+        Err(_) => value.to_string(),
+    }
+}
+
 fn write_json(
     value: &serde_json::Value,
     style: &JsonStyle,

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{ChatInput, ChatTemplate, ENABLE_THINKING};
+use crate::text::python;
 
 /// What a template can do, found out by giving it small conversations.
 #[derive(Debug, Clone, Copy, Default)]
@@ -17,6 +18,43 @@ pub(super) struct Abilities {
     pub parts: bool,
     /// The variable that switches thinking: `enable_thinking`, or what the template calls it.
     pub thinking: Option<&'static str>,
+    /// How calls of tools must be written to show.
+    pub calls: Calls,
+}
+
+/// How a message with calls of tools is written where the assistant says nothing else.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Calls {
+    /// The content is none, not an empty text.
+    pub no_content: bool,
+    /// Arguments are JSON in a text, not an object.
+    pub text: bool,
+}
+
+impl Calls {
+    /// In the order of preference.
+    const ALL: [Calls; 4] = [
+        Calls { no_content: false, text: false },
+        Calls { no_content: false, text: true },
+        Calls { no_content: true, text: false },
+        Calls { no_content: true, text: true },
+    ];
+
+    /// Writes a message of the assistant's so.
+    pub fn write(self, message: &mut Value) {
+        let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) else { return };
+        if calls.is_empty() {
+            return;
+        }
+        for arguments in calls.iter_mut().filter_map(|call| call.pointer_mut("/function/arguments")) {
+            if self.text && arguments.is_object() {
+                *arguments = Value::String(python::dumps(arguments));
+            }
+        }
+        if self.no_content && message.get("content").is_some_and(|content| content == "") {
+            message["content"] = Value::Null;
+        }
+    }
 }
 
 impl ChatTemplate {
@@ -43,8 +81,20 @@ impl ChatTemplate {
             self.source.contains(name)
                 && prompt(name, true).is_some_and(|on| prompt(name, false).is_some_and(|off| on != off))
         });
+        let calls = Calls::ALL.into_iter().find(|calls| {
+            let function = json!({"name": "probe_call", "arguments": {"probe_key": "probe value"}});
+            let call = json!({"id": "probe1234", "type": "function", "function": function});
+            let mut called = json!({"role": "assistant", "content": "", "tool_calls": [call]});
+            calls.write(&mut called);
+            let result = json!({"role": "tool", "content": "{}", "tool_call_id": "probe1234"});
+            let messages = json!([question, called, result]);
+            // Text that is written as JSON once more shows its quotes so.
+            let twice = "\\\"probe_key";
+            shows(messages.clone(), &["probe_call", "probe_key", "probe value"]) && !shows(messages, &[twice])
+        });
         Abilities {
             thinking,
+            calls: calls.unwrap_or_default(),
             system: shows(
                 json!([message("system", "probe one"), question]),
                 &["probe one", "probe question"],

@@ -16,6 +16,7 @@ impl ChatTemplate {
             if !self.abilities.parts && message.get("content").is_some_and(Value::is_array) {
                 message["content"] = Value::String(text_of(index, &message)?);
             }
+            self.abilities.calls.write(&mut message);
             adapted.push(message);
         }
         let systems = adapted.iter().filter(|message| role(message) == "system").count();

@@ -311,3 +311,34 @@ fn thinking_is_switched_by_whatever_name_the_template_has_for_it() {
     assert_eq!(think(own, json!({"enable_thinking": true, "thinking": false})), (true, "off".to_owned()));
     assert_eq!(think("{{ messages[0].content }} thinking", on), (false, "a thinking".to_owned()));
 }
+
+#[test]
+fn calls_of_tools_are_written_as_the_template_takes_them() {
+    let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": "b"}}});
+    let messages = json!([
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "r"},
+    ]);
+    let each = |inside: &str| {
+        let source = format!(
+            "{{% for m in messages %}}{{% if m.role == 'assistant' %}}{inside}{{% endif %}}{{% endfor %}}"
+        );
+        render(&source, messages.clone()).unwrap()
+    };
+    let calls = |arguments: &str| {
+        format!("{{% for c in m.tool_calls %}}{{{{ c.function.name + {arguments} }}}}{{% endfor %}}")
+    };
+    let (object, text) = (calls("c.function.arguments|tojson"), calls("c.function.arguments"));
+    assert_eq!(each(&object), "f{\"a\": \"b\"}");
+    assert_eq!(each(&text), "f{\"a\": \"b\"}");
+    assert_eq!(each(&format!("{{% if m.content is none %}}{object}{{% endif %}}")), "f{\"a\": \"b\"}");
+    assert_eq!(each(&format!("{{% if m.content is none %}}{text}{{% endif %}}")), "f{\"a\": \"b\"}");
+    assert_eq!(each("[{{ m.content }}]"), "[]");
+    // What was said beside a call stays.
+    let said = json!([{"role": "assistant", "content": "x", "tool_calls": [call]}]);
+    let source = format!(
+        "{{% for m in messages %}}{{% if m.content is none %}}{text}{{% endif %}}{{{{ m.content }}}}{{% endfor %}}"
+    );
+    assert_eq!(render(&source, said).unwrap(), "x");
+}
