@@ -15,7 +15,7 @@ use block_support::{auto, fixed, generate, most};
 use support::{fixture, open_model, real_model};
 
 /// Prompts of the law; a debug build tries a part of them.
-const PROMPTS: usize = if cfg!(debug_assertions) { 12 } else { 200 };
+const PROMPTS: usize = if cfg!(debug_assertions) { 6 } else { 200 };
 
 fn tokenizer(path: &Path) -> Tokenizer {
     Tokenizer::new(axe::load::vocabulary(&Gguf::open(path).unwrap()).unwrap()).unwrap()
@@ -153,7 +153,7 @@ fn a_real_model_says_the_same_at_every_width() {
     let prompts: Vec<Vec<u32>> =
         texts().iter().take(PROMPTS).map(|text| tokenizer.encode(text, Specials::Text)).collect();
     assert_eq!(prompts.len(), PROMPTS);
-    law(&path, &prompts, 12);
+    law(&path, &prompts, 6);
 }
 
 /// Tokens a pass by sort of text, and what guesses were worth. Prints, and asks for what each sort must give at least.

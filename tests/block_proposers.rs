@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test fails by panicking
 
 use axe::decode::block::{Context, FixedPoint, Guess, Lookup, Pool, Proposer, Recycled, Seen};
-use axe::decode::{RowTop, Sampler, Sampling, top_of};
+use axe::decode::{Sampler, Sampling, top_of};
+use axe::ops::RowTop;
 
 fn greedy() -> Sampler {
     Sampler::new(&Sampling::default(), &[])

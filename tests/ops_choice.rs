@@ -24,7 +24,7 @@ struct Rows {
 
 impl Rows {
     fn strategy() -> impl Strategy<Value = Self> {
-        let most = if simulated() { 300 } else { 5000 };
+        let most: usize = if simulated() { 300 } else { 5000 };
         let limit = prop_oneof![1..=40usize, 1..=most];
         let values = prop_oneof![Just(1usize), Just(5), Just(100), Just(1 << 20)];
         let odd = prop_oneof![3 => Just(0usize), 1 => Just(3), 2 => Just(400)];

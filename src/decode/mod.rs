@@ -13,7 +13,7 @@ mod scan;
 pub use block::{BlockOptions, BlockSize, BlockStats, CausalBackend, ProposerStats};
 pub use diffusion::DiffusionBackend;
 pub use sample::{Sampler, argmax};
-pub use scan::{RowTop, TOP, top_of};
+pub use scan::top_of;
 
 use thiserror::Error;
 

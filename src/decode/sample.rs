@@ -6,8 +6,9 @@ use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
 use super::philox::{gumbel, gumbel_of, words};
-use super::scan::{GROUP, RowTop, survey};
+use super::scan::{GROUP, pairs, survey};
 use super::{Sampling, SamplingError};
+use crate::ops::RowTop;
 
 /// A token this far below the best, in units of the temperature, cannot win: noise spans less than 26.1.
 const HOPELESS: f64 = 26.1;
@@ -84,10 +85,10 @@ impl Sampler {
             }
             // What is not named here has a logit no larger than that of any token here, and penalties only lower it: one
             // token that is not penalised keeps all of them away.
-            top.pairs().find(|&(token, _)| !self.seen(token))?;
-            best(top.pairs().map(|(token, logit)| (token, self.lowered(token, logit))))?.0
+            pairs(top).find(|&(token, _)| !self.seen(token))?;
+            best(pairs(top).map(|(token, logit)| (token, self.lowered(token, logit))))?.0
         } else {
-            top.pairs().next()?.0
+            pairs(top).next()?.0
         };
         self.remember(token);
         Some(token)

@@ -1,32 +1,17 @@
 //! One look over a row of logits: its best tokens, and whether all of it is sound.
 
-/// Tokens that [`RowTop`] names.
-pub const TOP: usize = 8;
+use crate::ops::{RowTop, TOP};
 
 /// Logits that share one largest value; only groups whose largest counts are looked at again.
 pub(super) const GROUP: usize = 128;
 
-/// The best tokens of a row, and whether its numbers can be trusted.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RowTop {
-    /// A logit is not finite.
-    pub bad: bool,
-    /// Tokens with the largest logits, best first, of equals the lower one first. Places past the vocabulary's size hold
-    /// `u32::MAX`.
-    pub ids: [u32; TOP],
-    /// Their logits; minus infinity past the vocabulary's size.
-    pub logits: [f32; TOP],
+/// Tokens and logits of a row's best, best first.
+pub(super) fn pairs(top: &RowTop) -> impl Iterator<Item = (u32, f32)> + '_ {
+    let known = |(_, logit): &(u32, f32)| *logit > f32::NEG_INFINITY;
+    top.ids.iter().copied().zip(top.logits.iter().copied()).take_while(known)
 }
 
-impl RowTop {
-    /// Tokens and logits, best first.
-    pub fn pairs(&self) -> impl Iterator<Item = (u32, f32)> + '_ {
-        let known = |(_, logit): &(u32, f32)| *logit > f32::NEG_INFINITY;
-        self.ids.iter().copied().zip(self.logits.iter().copied()).take_while(known)
-    }
-}
-
-/// The best tokens of a row.
+/// The best tokens of a row, found on the host as the device finds them.
 pub fn top_of(logits: &[f32]) -> RowTop {
     let mut top = RowTop { bad: false, ids: [u32::MAX; TOP], logits: [f32::NEG_INFINITY; TOP] };
     for (group, values) in logits.chunks(GROUP).enumerate() {
@@ -85,10 +70,10 @@ mod tests {
                     .collect();
                 let top = top_of(&logits);
                 assert!(!top.bad);
-                assert_eq!(top.pairs().collect::<Vec<_>>(), sorted(&logits), "{length} of {steps}");
+                assert_eq!(pairs(&top).collect::<Vec<_>>(), sorted(&logits), "{length} of {steps}");
             }
         }
-        assert_eq!(top_of(&[]).pairs().count(), 0);
+        assert_eq!(pairs(&top_of(&[])).count(), 0);
     }
 
     #[test]

@@ -37,7 +37,7 @@ fn release_library_code() {
 fn release_library_code() {}
 
 /// Releases what of one library is never written, not even by the loader: segments that are mapped from its file without
-/// the right to write. Where the loader had to change code, which no library of ours needs, that would be lost: those
+/// the right to write, and, where the system lets this user, pages of large others that still are the file's. Where the loader had to change code, which no library of ours needs, that would be lost: those
 /// are left alone.
 ///
 /// # Safety
@@ -48,11 +48,12 @@ unsafe extern "C" fn release_segments(
     _size: usize,
     _data: *mut std::ffi::c_void,
 ) -> std::ffi::c_int {
-    use nix::libc::{_SC_PAGESIZE, MADV_DONTNEED, PF_W, PT_DYNAMIC, PT_LOAD, madvise, sysconf};
+    use nix::libc::{_SC_PAGESIZE, MADV_DONTNEED, MADV_PAGEOUT, PF_W, PT_DYNAMIC, PT_LOAD, madvise, sysconf};
     const DT_NULL: u64 = 0;
     const DT_TEXTREL: u64 = 22;
     const DT_FLAGS: u64 = 30;
     const DF_TEXTREL: u64 = 4;
+    const LARGE: u64 = 1 << 20;
     // SAFETY: the caller's promise: a live description, with a name or none, and as many headers as it says.
     let (base, segments, is_file) = unsafe {
         let info = &*info;
@@ -79,14 +80,20 @@ unsafe extern "C" fn release_segments(
     }
     // SAFETY: asks for a number.
     let page = u64::try_from(unsafe { sysconf(_SC_PAGESIZE) }).unwrap_or(4096);
-    for header in segments.iter().filter(|header| header.p_type == PT_LOAD && header.p_flags & PF_W == 0) {
+    for header in segments.iter().filter(|header| header.p_type == PT_LOAD) {
         // Whole pages inside the segment: what surrounds it is not ours to touch.
         let start = (base + header.p_vaddr).next_multiple_of(page);
         let end = (base + header.p_vaddr + header.p_filesz) / page * page;
+        let advice = match header.p_flags & PF_W {
+            0 => MADV_DONTNEED,
+            // A compiler's tables and headers; what somebody wrote there stays, which costs the system a look at each page.
+            _ if end.saturating_sub(start) > LARGE => MADV_PAGEOUT,
+            _ => continue,
+        };
         if start < end {
-            // SAFETY: a private map of the library's file that nobody has written: its pages come back from there with
-            // the same bytes, whoever runs in them.
-            let _released = unsafe { madvise(start as *mut _, (end - start) as usize, MADV_DONTNEED) };
+            // SAFETY: a private map of the library's file. The first advice goes to pages that nobody has written, which
+            // come back from the file with the same bytes, whoever runs in them; the second loses nothing anywhere.
+            let _released = unsafe { madvise(start as *mut _, (end - start) as usize, advice) };
         }
     }
     0

@@ -116,7 +116,7 @@ impl Device {
                 }
             }
         }
-        let handle = from_source(&self.shared, source)
+        let mut handle = from_source(&self.shared, source)
             .map_err(|code| DeviceError::from_call(format!("creating program '{label}'"), code))?;
         let built = prg::build_program(handle.get(), &[self.shared.id], &c_options, None, ptr::null_mut());
         let log = build_log(&self.shared, &handle);
@@ -128,7 +128,16 @@ impl Device {
         }
         if let Some(cache) = &self.shared.cache {
             match binary_of(&handle) {
-                Ok(binary) => cache.store(key, &binary),
+                Ok(binary) => {
+                    cache.store(key, &binary);
+                    // A program from source keeps what its compiler made of it: megabytes, for nothing.
+                    match from_binary(&self.shared, &binary, &c_options) {
+                        Ok(lean) => handle = lean,
+                        Err(code) => {
+                            tracing::debug!(label, code = %ClCode(code), "the new binary is refused")
+                        }
+                    }
+                }
                 Err(code) => tracing::debug!(label, code = %ClCode(code), "the runtime gives no binary"),
             }
         }

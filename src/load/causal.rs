@@ -28,6 +28,7 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
     let options = options(load.config, choice.shape);
     let mut model =
         Causal::load(device.clone(), Arc::clone(gguf), &options, &mut |share| load.preparing(share))?;
+    model.limit_choices(tokenizer.vocab_size());
     let blocks = load.config.decode;
     let costs = match blocks.size {
         BlockSize::Auto => costs(load, gguf, &mut model)?,

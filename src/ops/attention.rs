@@ -193,7 +193,8 @@ pub struct Attention<'a> {
     pub q: &'a Buffer,
     /// Values from row to row of `q`.
     pub stride: usize,
-    /// f32 rows of results, one head after the other.
+    /// f32 rows of results, one head after the other. It may be `q`, whose queries they replace: a work-item reads those
+    /// of its rows and head before it writes them.
     pub out: &'a Buffer,
     /// Values from row to row of `out`.
     pub out_stride: usize,

@@ -7,10 +7,10 @@ use std::rc::Rc;
 
 use axe::decode::block::BlockModel;
 use axe::decode::{
-    Backend, BlockOptions, BlockSize, BlockStats, CausalBackend, Memory, RowTop, Sampling, Step, Wanted,
-    top_of,
+    Backend, BlockOptions, BlockSize, BlockStats, CausalBackend, Memory, Sampling, Step, Wanted, top_of,
 };
 use axe::model::{Logits, ModelError};
+use axe::ops::RowTop;
 
 /// A pass as it was asked for.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,6 +43,7 @@ pub struct Hashed {
     pub calls: Rc<RefCell<Vec<Call>>>,
     pub cache: Vec<u32>,
     pub logits: Vec<Vec<f32>>,
+    pub limit: usize,
 }
 
 impl Default for Hashed {
@@ -57,6 +58,7 @@ impl Default for Hashed {
             calls: Rc::default(),
             cache: Vec::new(),
             logits: Vec::new(),
+            limit: usize::MAX,
         }
     }
 }
@@ -143,9 +145,12 @@ impl BlockModel for Hashed {
         Ok(())
     }
 
-    fn tops(&self, rows: usize, limit: usize) -> Result<Vec<RowTop>, ModelError> {
-        assert_eq!(rows, self.logits.len(), "every row with logits is asked for");
-        Ok(self.logits.iter().map(|row| top_of(&row[..limit])).collect())
+    fn limit(&mut self, tokens: usize) {
+        self.limit = tokens;
+    }
+
+    fn tops(&self) -> Result<Vec<RowTop>, ModelError> {
+        Ok(self.logits.iter().map(|row| top_of(&row[..row.len().min(self.limit)])).collect())
     }
 
     fn look(&self, row: usize, look: &mut dyn FnMut(&[f32])) -> Result<(), ModelError> {

@@ -6,10 +6,9 @@ use super::chain::{Chain, Proposers, Reach};
 use super::{BlockModel, BlockOptions, BlockSize, BlockStats, Costs, MOST_ROWS, Seen};
 use crate::decode::prompt::{check_prompt, common_prefix};
 use crate::decode::sample::Sampler;
-use crate::decode::{
-    Backend, BackendError, Generation, Memory, RowTop, Sampling, SamplingError, Step, Wanted,
-};
+use crate::decode::{Backend, BackendError, Generation, Memory, Sampling, SamplingError, Step, Wanted};
 use crate::model::{Causal, Logits};
+use crate::ops::RowTop;
 
 /// A chain that adapts ends where all of it is less likely right than this: no row is that cheap.
 const HOPELESS: f32 = 0.03;
@@ -47,8 +46,10 @@ impl<M: BlockModel> CausalBackend<M> {
 
     /// Keeps to ids below `tokens`: models may have more rows than their tokenizers have tokens.
     #[must_use]
-    pub fn with_vocabulary(self, tokens: usize) -> Self {
-        Self { vocabulary: self.vocabulary.min(tokens), ..self }
+    pub fn with_vocabulary(mut self, tokens: usize) -> Self {
+        self.vocabulary = self.vocabulary.min(tokens);
+        self.model.limit(self.vocabulary);
+        self
     }
 
     /// Starts from these costs of passes.
@@ -226,7 +227,7 @@ impl<M: BlockModel> CausalGeneration<'_, M> {
     fn choose(&mut self, start: usize, input: &[u32]) -> Result<Choices, BackendError> {
         let (backend, sampler) = (&*self.backend, &mut self.sampler);
         let tops = if backend.guessing.is_some() || sampler.is_greedy() {
-            backend.model.tops(input.len(), backend.vocabulary)?
+            backend.model.tops()?
         } else {
             Vec::new()
         };

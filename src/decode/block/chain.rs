@@ -87,9 +87,8 @@ impl Proposers {
 
     /// No guesses yet, for each proposer.
     pub(super) fn stats(&self) -> Vec<ProposerStats> {
-        let none =
-            |proposer: &Box<dyn Proposer>| ProposerStats { name: proposer.name(), offered: 0, accepted: 0 };
-        self.all.iter().map(none).collect()
+        let names = self.all.iter().map(|proposer| proposer.name());
+        names.map(|name| ProposerStats { name, offered: 0, accepted: 0 }).collect()
     }
 
     /// The chain of guesses behind a committed text, which is as it was when this returns.

@@ -83,7 +83,7 @@ impl Measured {
                 let tokens: Vec<u32> = (0..width).map(|row| token(before + pass * width + row + 1)).collect();
                 let start = Instant::now();
                 model.forward(&tokens, before, if width == 1 { Logits::Last } else { Logits::All })?;
-                model.tops(width, vocabulary)?;
+                model.tops()?;
                 // The first one prepares.
                 if pass > 0 {
                     fastest = fastest.min(start.elapsed().as_secs_f64());
@@ -189,7 +189,7 @@ impl Costs {
         let expected = self.of(width);
         let Some(cost) = self.seconds.get_mut(width.saturating_sub(1)) else { return };
         let ratio = seconds / expected;
-        if !(ratio.is_finite() && ratio > 0.0) || !self.learns {
+        if !(self.learns && ratio.is_finite() && ratio > 0.0) {
             return;
         }
         if self.scale == 0.0 {

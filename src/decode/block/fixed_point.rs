@@ -5,6 +5,7 @@
 
 use super::proposer::{Context, Guess, Proposer, Seen};
 use super::trust::{Calibration, bucket};
+use crate::decode::scan::pairs;
 
 /// Distances from the wrong guess that are trusted alike.
 const DEPTHS: [usize; 3] = [1, 2, 4];
@@ -63,7 +64,7 @@ impl Proposer for FixedPoint {
         let choices: Vec<Choice> = rows
             .filter_map(|(row, (&before, top))| {
                 let position = seen.start + row + 1;
-                let (token, margin) = seen.sampler.likely(top.pairs(), position)?;
+                let (token, margin) = seen.sampler.likely(pairs(top), position)?;
                 Some(Choice { position, token, margin, before, depth: row - first })
             })
             .collect();

@@ -1,7 +1,8 @@
 //! What block decoding needs of a causal model.
 
-use crate::decode::{Memory, RowTop, top_of};
+use crate::decode::Memory;
 use crate::model::{Causal, Logits, ModelError};
+use crate::ops::RowTop;
 
 /// A causal model with the key-value cache of one sequence.
 pub trait BlockModel {
@@ -23,11 +24,13 @@ pub trait BlockModel {
     /// # Errors
     /// What the device says.
     fn finish(&self) -> Result<(), ModelError>;
-    /// Waits for the pass and tells the best tokens below `limit` of each of the first `rows` rows that have logits.
+    /// Tokens from this id on are padding: none of them is among the best of a row.
+    fn limit(&mut self, tokens: usize);
+    /// Waits for the pass and tells the best tokens of each row that has logits.
     ///
     /// # Errors
     /// What the device says.
-    fn tops(&self, rows: usize, limit: usize) -> Result<Vec<RowTop>, ModelError>;
+    fn tops(&self) -> Result<Vec<RowTop>, ModelError>;
     /// Waits for the pass and shows all logits of a row.
     ///
     /// # Errors
@@ -62,10 +65,12 @@ impl BlockModel for Causal {
         Ok(self.device().finish()?)
     }
 
-    fn tops(&self, rows: usize, limit: usize) -> Result<Vec<RowTop>, ModelError> {
-        (0..rows)
-            .map(|row| self.with_logits(row, |logits| top_of(&logits[..limit.min(logits.len())])))
-            .collect()
+    fn limit(&mut self, tokens: usize) {
+        self.limit_choices(tokens);
+    }
+
+    fn tops(&self) -> Result<Vec<RowTop>, ModelError> {
+        self.choices()
     }
 
     fn look(&self, row: usize, look: &mut dyn FnMut(&[f32])) -> Result<(), ModelError> {

@@ -1,6 +1,7 @@
 //! What guesses, and what it is told.
 
-use crate::decode::{RowTop, Sampler};
+use crate::decode::Sampler;
+use crate::ops::RowTop;
 
 /// A token that may be what the model chooses next.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -29,8 +29,11 @@ use layer::{Layer, Loader};
 use parts::Parts;
 use scratch::{Scratch, Strides};
 
-/// Passes of different widths that are kept prepared; one more drops all of them.
+/// Passes of different widths that are kept prepared; one more drops the wide ones.
 const PREPARED: usize = 24;
+
+/// Most rows of a pass that stays prepared.
+const NARROW: usize = 16;
 
 /// How a model is loaded.
 #[derive(Debug, Clone)]
@@ -250,7 +253,8 @@ impl Causal {
         let key = (rows, logits);
         if !self.prepared.contains_key(&key) {
             if self.prepared.len() >= PREPARED {
-                self.prepared.clear();
+                // The narrow ones come back all the time; a wide one belongs to the end of one prompt.
+                self.prepared.retain(|(rows, _), _| *rows <= NARROW);
             }
             let pass = builder::pass(self, rows, logits)?;
             tracing::debug!(rows, ?logits, launches = pass.len(), "prepared a pass");
@@ -281,8 +285,10 @@ impl Causal {
 
     /// [`choices`](Self::choices) are made among the first `vocabulary` ids only: the others belong to no token.
     pub fn limit_choices(&mut self, vocabulary: usize) {
-        self.choice_limit = vocabulary.clamp(1, self.config.vocabulary);
-        self.prepared.clear();
+        let limit = vocabulary.clamp(1, self.config.vocabulary);
+        if std::mem::replace(&mut self.choice_limit, limit) != limit {
+            self.prepared.clear();
+        }
     }
 
     /// Waits for the device and gives the largest logits of each row of the last pass that has logits: one after

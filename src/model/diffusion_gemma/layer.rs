@@ -27,7 +27,9 @@ pub(super) struct Layer {
     pub(super) rotated_pairs: usize,
     /// First value of keys and of values in a qkv row.
     pub(super) kv_at: (usize, usize),
-    /// What attention sees, f32 rows. Layers with query rows of other lengths have their own, whose padding stays zero.
+    /// What attention sees, f32 rows. It takes the place of the queries in the qkv rows: a work-item reads those of its
+    /// rows and head, and nobody else does. Where rows need padding, layers with query rows of other lengths have their
+    /// own buffer, whose padding stays zero.
     pub(super) attended: Buffer,
     pub(super) attended_stride: usize,
     pub(super) angles: Buffer,

@@ -101,11 +101,12 @@ impl DiffusionOptions {
         tables.iter().map(|(rope, _)| (positions * rope.pairs * 8).max(4)).sum()
     }
 
-    /// Bytes of what attention leaves: one buffer for all layers with query rows of one length.
+    /// Bytes of what attention leaves where it cannot lie in the rows of its queries: see [`Layer::attended`].
     fn attended_bytes(&self, config: &DiffusionConfig) -> usize {
         let widths: BTreeSet<usize> =
             config.layers.iter().map(|layer| config.heads * layer.head_size).collect();
-        widths.iter().map(|&width| round_up(width, STRIDE_MULTIPLE) * self.pass_rows(config) * 4).sum()
+        let padded = widths.iter().filter(|width| !width.is_multiple_of(STRIDE_MULTIPLE));
+        padded.map(|&width| round_up(width, STRIDE_MULTIPLE) * self.pass_rows(config) * 4).sum()
     }
 }
 
@@ -262,6 +263,7 @@ impl DiffusionGemma {
         let strides = Strides::new(&config);
         let pass_rows = options.pass_rows(&config);
         let positions = options.context + config.canvas;
+        let scratch = Scratch::new(&device, &config, pass_rows, kernels.products())?;
         let mut angles: Vec<((HeadRope, usize), Buffer)> = Vec::new();
         let mut attended: HashMap<usize, Buffer> = HashMap::new();
         let mut layers = Vec::with_capacity(config.layers.len());
@@ -275,14 +277,16 @@ impl DiffusionGemma {
                 }
             };
             let width = config.heads * layer.head_size;
-            let attended_stride = round_up(width, STRIDE_MULTIPLE);
-            let attended = match attended.entry(width) {
-                Entry::Occupied(made) => made.get().clone(),
-                Entry::Vacant(place) => {
-                    let buffer = device.alloc(Purpose::Scratch, attended_stride * pass_rows * 4)?;
-                    device.fill(&buffer, 0)?;
-                    place.insert(buffer).clone()
-                }
+            let (attended, attended_stride) = match round_up(width, STRIDE_MULTIPLE) {
+                stride if stride == width => (scratch.qkv.clone(), strides.qkv),
+                stride => match attended.entry(width) {
+                    Entry::Occupied(made) => (made.get().clone(), stride),
+                    Entry::Vacant(place) => {
+                        let buffer = device.alloc(Purpose::Scratch, stride * pass_rows * 4)?;
+                        device.fill(&buffer, 0)?;
+                        (place.insert(buffer).clone(), stride)
+                    }
+                },
             };
             let experts = |matrix: usize, outputs| Experts {
                 matrix: matrices[matrix].clone(),
@@ -317,7 +321,6 @@ impl DiffusionGemma {
                 chosen: device.alloc(Purpose::Scratch, pass_rows * config.experts_used * 4)?,
             });
         }
-        let scratch = Scratch::new(&device, &config, pass_rows, kernels.products())?;
         let partial = scratch.soft_partial.clone();
         let head = HeadState::with_partial(&device, config.canvas, config.hidden, partial)?;
         let ring =
