@@ -76,6 +76,7 @@ fn memory_is_what_loading_allocates() {
             ("AXE_DEVICE_MATRIX_UNIT", "false"),
             ("AXE_DEVICE_ZERO_COPY", "false"),
             ("AXE_MODEL_DENSE", "q8"),
+            ("AXE_DECODE_BLOCK_SIZE", "1"),
         ],
     ] {
         let config = config(variables);
@@ -122,6 +123,7 @@ fn both_kinds_are_told_of_in_words_and_in_json() {
         "context    300 tokens: model.context_length says so",
         "chunk      256 rows: ",
         "kernels    vectors: ",
+        "blocks     1 to 16 rows: as many as pay",
         "memory     10",
         "a token    reads 92.1 MiB of weights",
     ] {
@@ -144,7 +146,7 @@ fn both_kinds_are_told_of_in_words_and_in_json() {
         .map(|key| memory[key].as_u64().unwrap())
         .sum();
     assert_eq!(memory["total_bytes"], sum);
-    assert_eq!(plan["reasons"].as_array().unwrap().len(), 3);
+    assert_eq!(plan["reasons"].as_array().unwrap().len(), 4);
 }
 
 #[test]

@@ -87,8 +87,18 @@ fn a_prompt_gets_its_answer_and_then_what_it_took() {
     assert!(lines[1].starts_with("answer    8 tokens, ") && lines[1].ends_with("; ended: stop"), "{err}");
     assert_eq!(lines.last(), Some(&"seed      5"), "{err}");
 
+    // Whatever the block size, the text is the same; what guesses were worth is told.
+    let (code, out, err) = run(&[&arguments[..], &["-b", "1"]].concat());
+    assert_eq!((code, &*out), (0, "The capital of France is Paris.\n"), "{err}");
+    assert!(err.contains("8 passes, 1.00 tokens a pass") && !err.contains("guesses"), "{err}");
+    let list = ["-m", text(&model), "-p", "Count from 1 to 40.", "--temp", "0", "-n", "32", "-b", "4"];
+    let (code, _, err) = run(&list);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.lines().any(|line| line.starts_with("guesses   ") && line.contains(" of ")), "{err}");
+
     let found = object(&arguments);
     assert_eq!(found["text"], "The capital of France is Paris.");
+    assert!(found["stats"]["blocks"]["committed"].as_u64().is_some_and(|tokens| tokens >= 8), "{found}");
     assert_eq!(found["finish_reason"], "stop");
     assert_eq!(found["tokens"].as_array().unwrap().len(), 8);
     assert_eq!(found["usage"]["prompt_tokens"], 37);
@@ -220,7 +230,7 @@ fn what_cannot_be_is_refused_before_the_model_is_loaded() {
     fails(&["-m", causal, "-p", "a", "-n", "0"], 2, "--tokens");
     fails(&["-m", causal, "-p", "a", "--temp", "2.1"], 2, "a number from 0 to 2");
     fails(&["-m", causal, "-p", "a", "--top-p", "NaN"], 2, "a number from 0 to 1");
-    fails(&["-m", causal, "-p", "a", "-b", "17"], 2, "auto, or an integer from 1 to 16");
+    fails(&["-m", causal, "-p", "a", "-b", "17"], 2, "expected auto or a number from 1 to 16");
     fails(&["-m", causal, "-p", "a", "--raw", "--system", "b"], 2, "--system");
     fails(&["-m", causal, "-p", ""], 1, "the prompt is empty");
     fails(&["-m", causal, "-f", "nowhere"], 1, "cannot read nowhere");

@@ -1,7 +1,7 @@
 """Measures block decoding of axed at several block sizes, and llama.cpp beside it. Started by scripts/bench.sh.
 
-Every text of scripts/prompts is answered by every side with the same number of tokens: as many as axed, deciding one
-token a pass, needs to come to an end, --tokens at most. Rounds are paired: in each round all sides do the same work one
+Every text of scripts/prompts is answered by every side with the same number of tokens: as many as axed needs to come to an
+end, --tokens at most. Rounds are paired: in each round all sides do the same work one
 right after the other, in an order that turns, and those that wait idle. A round begins with new processes, so that no
 side has seen a text before; a text nobody measures warms them up. Sides tell their own times:
   time        from the end of the prompt's encoding to the last token, all texts of a set together
@@ -146,7 +146,8 @@ def started(make):
 
 def lengths(options, model, sets):
     """Whether the model chats, and for each text how many tokens its answer takes to come to an end."""
-    with started([lambda folder: Blocks(options, model, folder, "1")]) as (side,):
+    # By itself, so that nothing else runs while it times its passes.
+    with started([lambda folder: Blocks(options, model, folder, "auto")]) as (side,):
         chats, tokens = side.chats(), {}
         for name, texts in sets.items():
             for text in texts:
@@ -305,6 +306,9 @@ def main():
     # Both sides take as many threads as there are processors that they may use.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     sets = read_sets(options.prompts, options.sets.split(","), options.quick)
+    # What passes cost is timed anew, on the machine and the program as they are.
+    for kept in pathlib.Path(os.environ.get("AXE_DEVICE_CACHE_DIR") or ".").glob("widths-*.json"):
+        kept.unlink(missing_ok=True)
     results = []
     for spec in options.models:
         results.append(bench_model(spec, sets, options))

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use axe::config::Config;
+use axe::decode::BlockSize;
 use axe::load::Checkpoint;
 use clap::{ArgGroup, Args};
 use tracing_subscriber::EnvFilter;
@@ -173,13 +174,9 @@ fn log(level: Option<tracing::Level>) {
     let _started = lines.try_init();
 }
 
-/// `auto` or a number of rows.
+/// The text, if it is a block size.
 fn block_size(text: &str) -> Result<String, String> {
-    match text {
-        "auto" => Ok(text.to_owned()),
-        _ if text.parse().is_ok_and(|rows: u32| (1..=16).contains(&rows)) => Ok(text.to_owned()),
-        _ => Err("expected auto, or an integer from 1 to 16".to_owned()),
-    }
+    text.parse::<BlockSize>().map(|_| text.to_owned())
 }
 
 /// A number from `LOW` to `HIGH`.

@@ -11,7 +11,7 @@ use crate::checkpoint::quant::GgmlType;
 use crate::config::Config;
 use crate::decode::block::{Costs, MOST_ROWS, Measured};
 use crate::decode::{BackendError, BlockSize, CausalBackend};
-use crate::device::Device;
+use crate::device::{Device, DeviceInfo};
 use crate::engine::{Loaded, ModelKind};
 use crate::model::{Causal, CausalConfig, LoadOptions};
 
@@ -55,7 +55,9 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
 /// A file that is broken or not supported, too little memory.
 pub(super) fn choose(gguf: &Gguf, config: &Config, device: &Device) -> Result<Choice, BackendError> {
     let trained = CausalConfig::read(gguf)?.context;
-    let facts = facts(config, device, ModelFacts { trained, canvas: None });
+    let measured = Measured::kept(&config.device.cache_dir, &cost_key(config, gguf, device.info()));
+    let costs = measured.as_ref().map(Costs::from);
+    let facts = facts(config, device, ModelFacts { trained, canvas: None, costs });
     startup::choose(&facts, |shape| Ok(Causal::plan(gguf, &options(config, shape))?))
 }
 
@@ -71,19 +73,23 @@ fn options(config: &Config, shape: Shape) -> LoadOptions {
 
 /// What passes of the model cost at each width, from the cache folder or by timing some.
 fn costs(load: &super::Load<'_>, gguf: &Gguf, model: &mut Causal) -> Result<Costs, BackendError> {
-    let info = model.device().info();
-    let key = format!(
-        "{} {} {} {}, {} of {} compute units, axe {}",
-        gguf.identity(),
-        load.config.device.kv_cache,
-        info.name,
-        info.driver_version,
-        load.config.device.threads.map_or("all".to_owned(), |threads| threads.to_string()),
-        info.compute_units,
-        env!("CARGO_PKG_VERSION"),
-    );
+    let key = cost_key(load.config, gguf, model.device().info());
     load.progress.report(1.0, "timing passes");
     Ok(Costs::from(&Measured::once(&load.config.device.cache_dir, &key, model)?))
+}
+
+/// What the cost of passes depends on.
+fn cost_key(config: &Config, gguf: &Gguf, info: &DeviceInfo) -> String {
+    format!(
+        "{} {} {} {}, {} of {} compute units, axe {}",
+        gguf.identity(),
+        config.device.kv_cache,
+        info.name,
+        info.driver_version,
+        config.device.threads.map_or("all".to_owned(), |threads| threads.to_string()),
+        info.compute_units,
+        env!("CARGO_PKG_VERSION"),
+    )
 }
 
 /// The type of most weights.

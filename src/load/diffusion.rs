@@ -74,7 +74,7 @@ pub(super) fn choose(
     device: &Device,
 ) -> Result<Choice, BackendError> {
     let trained = checkpoint.config()?;
-    let model = ModelFacts { trained: trained.context, canvas: Some(trained.canvas) };
+    let model = ModelFacts { trained: trained.context, canvas: Some(trained.canvas), costs: None };
     startup::choose(&facts(config, device, model), |shape| {
         Ok(DiffusionGemma::plan(checkpoint, &options(config, shape), shape.products)?)
     })

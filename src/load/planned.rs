@@ -79,6 +79,7 @@ pub(super) fn facts(config: &Config, device: &Device, model: ModelFacts) -> Fact
             context: config.model.context_length,
             rows: config.device.prefill_chunk,
             matrix_unit: config.device.matrix_unit,
+            blocks: config.decode.size,
         },
     }
 }

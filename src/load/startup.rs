@@ -3,7 +3,8 @@
 
 use thiserror::Error;
 
-use crate::decode::BackendError;
+use crate::decode::block::{Costs, MOST_ROWS};
+use crate::decode::{BackendError, BlockSize};
 use crate::device::DeviceKind;
 use crate::model::MemoryPlan;
 use crate::ops::Products;
@@ -52,6 +53,8 @@ pub struct ModelFacts {
     pub trained: usize,
     /// Rows of a canvas of a model that denoises.
     pub canvas: Option<usize>,
+    /// What passes of few rows took at an earlier start, of a causal model.
+    pub costs: Option<Costs>,
 }
 
 /// What the configuration says; `None` leaves the choice.
@@ -63,6 +66,8 @@ pub struct Wanted {
     pub rows: Option<usize>,
     /// `device.matrix_unit`
     pub matrix_unit: bool,
+    /// `decode.block_size`
+    pub blocks: BlockSize,
 }
 
 /// What memory depends on.
@@ -92,7 +97,7 @@ pub struct Choice {
 /// Why one thing was chosen.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Reason {
-    /// The thing: `context`, `chunk` or `kernels`.
+    /// The thing: `context`, `chunk`, `kernels` or `blocks`.
     pub what: &'static str,
     /// What was chosen.
     pub value: String,
@@ -173,11 +178,12 @@ pub fn choose(
     } else {
         why
     };
-    let reasons = vec![
+    let mut reasons = vec![
         Reason { what: "context", value: format!("{} tokens", shape.context), why: context_why },
         Reason { what: "chunk", value: format!("{} rows", shape.rows), why: chooser.why_rows(shape) },
         kernels,
     ];
+    reasons.extend(facts.model.canvas.is_none().then(|| blocks(facts)));
     Ok(Choice { shape, memory, reasons, warnings })
 }
 
@@ -196,6 +202,28 @@ fn kernels(facts: &Facts) -> (Products, Reason) {
     let products = if unit { Products::MatrixUnit } else { Products::Vector };
     let value = if unit { "matrix unit" } else { "vectors" };
     (products, Reason { what: "kernels", value: value.to_owned(), why: why.to_owned() })
+}
+
+/// Rows of a pass after the prompt. How many of them are guesses is decided pass by pass.
+fn blocks(facts: &Facts) -> Reason {
+    let (value, why) = match (facts.wanted.blocks, &facts.model.costs) {
+        (BlockSize::Fixed(1), _) => {
+            ("1 row".to_owned(), "decode.block_size says so: nothing is guessed".to_owned())
+        }
+        (BlockSize::Fixed(rows), _) => (format!("{rows} rows"), "decode.block_size says so".to_owned()),
+        (BlockSize::Auto, costs) => {
+            let why = match costs {
+                Some(costs) => {
+                    let ms = [1, 2, 4, 8, MOST_ROWS]
+                        .map(|rows| format!("{rows} in {:.1}", 1000.0 * costs.of(rows)));
+                    format!("as many as pay: rows and milliseconds of a pass were {}", ms.join(", "))
+                }
+                None => "as many as pay: passes are timed at the first start".to_owned(),
+            };
+            (format!("1 to {MOST_ROWS} rows"), why)
+        }
+    };
+    Reason { what: "blocks", value, why }
 }
 
 struct Chooser<'a, C> {
@@ -355,7 +383,7 @@ mod tests {
                 available: None,
                 matrix_unit: true,
             },
-            model: ModelFacts { trained: 32_768, canvas: None },
+            model: ModelFacts { trained: 32_768, canvas: None, costs: None },
             wanted: Wanted { matrix_unit: true, ..Wanted::default() },
         }
     }
@@ -432,7 +460,7 @@ mod tests {
     #[test]
     fn what_is_configured_is_taken_or_refused() {
         let mut asked = facts(235);
-        asked.wanted = Wanted { context: Some(8192), rows: Some(256), matrix_unit: true };
+        asked.wanted = Wanted { context: Some(8192), rows: Some(256), ..asked.wanted };
         let error = refused(&asked);
         assert_eq!((error.shape.context, error.shape.rows), (8192, 256));
         assert!(error.would_fit.is_some_and(|context| (7900..8192).contains(&context)), "{error:?}");
@@ -442,7 +470,7 @@ mod tests {
         asked.wanted.rows = None;
         assert_eq!(chosen(&asked), (8192, 128));
         assert_eq!(why(&asked, "context"), "model.context_length says so");
-        asked.wanted = Wanted { context: Some(40_000), rows: Some(7), matrix_unit: true };
+        asked.wanted = Wanted { context: Some(40_000), rows: Some(7), ..asked.wanted };
         asked.device.budget = 1 << 40;
         assert_eq!(chosen(&asked), (32_768, 7));
         assert!(choose(&asked, cost).unwrap().warnings[0].contains("trained for 32768"));
@@ -481,6 +509,19 @@ mod tests {
         facts.device.matrix_unit = false;
         assert_eq!(products(&facts), Products::Vector);
         assert!(why(&facts, "chunk").ends_with("; a canvas is a pass of 256"));
+    }
+
+    #[test]
+    fn what_passes_took_is_told() {
+        let mut facts = facts(4096);
+        assert_eq!(why(&facts, "blocks"), "as many as pay: passes are timed at the first start");
+        facts.model.costs = Some(Costs::given(std::array::from_fn(|more| 0.01 + 0.001 * more as f64)));
+        let words = "as many as pay: rows and milliseconds of a pass were 1 in 10.0, 2 in 11.0, 4 in 13.0, 8 in 17.0, 16 in 25.0";
+        assert_eq!(why(&facts, "blocks"), words);
+        facts.wanted.blocks = BlockSize::Fixed(1);
+        assert_eq!(why(&facts, "blocks"), "decode.block_size says so: nothing is guessed");
+        facts.model.canvas = Some(256);
+        assert_eq!(choose(&facts, cost).unwrap().reasons.len(), 3, "a canvas has no blocks");
     }
 
     #[test]

@@ -87,13 +87,19 @@ pub(super) fn lines(answer: &Answer, seed: u64, out: &mut impl Write) -> io::Res
         }
         writeln!(out)?;
     }
+    let guesses = stats.blocks.iter().flat_map(|blocks| &blocks.proposers).filter(|made| made.offered > 0);
+    let guesses: Vec<String> =
+        guesses.map(|made| format!("{} {} of {}", made.name, made.accepted, made.offered)).collect();
+    if !guesses.is_empty() {
+        writeln!(out, "guesses   {}", guesses.join(", "))?;
+    }
     writeln!(out, "seed      {seed}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use axe::decode::DenoisingStats;
+    use axe::decode::{BlockStats, DenoisingStats, ProposerStats};
 
     #[test]
     fn lines_tell_what_there_is_to_tell() {
@@ -116,6 +122,10 @@ mod tests {
              answer    2 tokens, 0.0 t/s, 2 passes, 1.00 tokens a pass; ended: stop\n\
              seed      7\n"
         );
+        let made = |name, offered, accepted| ProposerStats { name, offered, accepted };
+        let proposers = vec![made("lookup", 9, 7), made("recycled", 0, 0), made("fixed point", 4, 1)];
+        answer.stats.blocks = Some(BlockStats { proposers, ..BlockStats::default() });
+        assert!(told(&answer).contains("guesses   lookup 7 of 9, fixed point 1 of 4\n"), "{}", told(&answer));
         let denoising = DenoisingStats { steps: 9, canvases: 2, accepted: Vec::new() };
         answer.stats = Stats { denoising: Some(denoising), canvas_steps: vec![4, 5], ..answer.stats };
         assert!(told(&answer).contains("denoised  9 steps, 2 canvases (4, 5)\n"), "{}", told(&answer));
