@@ -251,7 +251,12 @@ impl Bench<'_> {
         let angles = self.zeros(CONTEXT * head_size)?;
         for (kind, start, rows) in [
             (CacheKind::F16, 511, 1),
-            (CacheKind::F16, CONTEXT - 1, 1),
+            (CacheKind::F16, 511, 2),
+            (CacheKind::F16, 511, 4),
+            (CacheKind::F16, 511, 8),
+            (CacheKind::F16, 511, 16),
+            (CacheKind::F16, CONTEXT - 16, 1),
+            (CacheKind::F16, CONTEXT - 16, 4),
             (CacheKind::F32, 511, 1),
             (CacheKind::F16, 0, self.rows.min(CONTEXT)),
         ] {

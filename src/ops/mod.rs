@@ -8,6 +8,7 @@ mod check;
 mod format;
 mod head;
 mod kernels;
+mod latent;
 mod matmul;
 mod moe;
 mod peak;
@@ -24,6 +25,7 @@ pub use head::{
     head_reference,
 };
 pub use kernels::{Kernels, OpsError, Products};
+pub use latent::{HeadMatrices, HeadRows, LATENT_START, LatentRotation};
 pub use matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
 pub use moe::{
     COMBINE_SCALAR, CombineInput, Experts, Routing, combine_reference, expert_reference, route_reference,
