@@ -7,7 +7,7 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use axe::checkpoint::gguf::Gguf;
-use axe::decode::{Backend, CausalBackend, Sampling, Step};
+use axe::decode::{Backend, BlockOptions, CausalBackend, Sampling, Step};
 use axe::model::Logits;
 use axe::ops::CacheKind;
 use support::{fixture, open_model, real_model};
@@ -17,7 +17,7 @@ const CONTEXT: usize = 256;
 const CHUNK: usize = 24;
 
 fn backend(path: &Path) -> CausalBackend {
-    CausalBackend::new(open_model(path, CONTEXT, CHUNK, CacheKind::F16))
+    CausalBackend::new(open_model(path, CONTEXT, CHUNK, CacheKind::F16), BlockOptions::default())
 }
 
 /// Both families, and a real model; all know the ids below 512.
@@ -53,7 +53,7 @@ fn generate(
                 last = done;
             }
             Step::Commit(new) => tokens.extend(new),
-            Step::Draft { .. } => panic!("a causal model has no drafts"),
+            Step::Draft { .. } => panic!("nobody wants drafts"),
         }
     }
     (tokens, generation.cached_tokens())

@@ -3,15 +3,17 @@
 //! The engine sees this room only through [`Backend`] and [`Generation`]; it owns both on its one thread, so
 //! neither need be `Send`.
 
-mod causal;
+pub mod block;
 pub mod diffusion;
 mod philox;
 mod prompt;
 mod sample;
+mod scan;
 
-pub use causal::CausalBackend;
+pub use block::{BlockOptions, BlockSize, BlockStats, CausalBackend, ProposerStats};
 pub use diffusion::DiffusionBackend;
 pub use sample::{Sampler, argmax};
+pub use scan::{RowTop, TOP, top_of};
 
 use thiserror::Error;
 
@@ -71,11 +73,35 @@ pub trait Generation {
     /// # Errors
     /// Device failures, or numbers that are not finite; the generation is over then.
     fn step(&mut self) -> Result<Step, BackendError>;
+    /// Tells what is wanted of it, before the first step. It changes no token, only what is not computed for nothing.
+    fn want(&mut self, _wanted: Wanted) {}
     /// Prompt tokens taken over from the cache of the generation before; known after the first step.
     fn cached_tokens(&self) -> usize;
     /// What denoising took so far, for models that denoise.
     fn denoising(&self) -> Option<DenoisingStats> {
         None
+    }
+    /// What blocks took so far, for models that generate in blocks.
+    fn blocks(&self) -> Option<BlockStats> {
+        None
+    }
+}
+
+/// What is wanted of a generation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// Most tokens; whatever lies behind them is not worth computing.
+    pub most: usize,
+    /// Tokens that end it.
+    pub ends: Vec<u32>,
+    /// Show guesses, as [`Step::Draft`], before they are evaluated. Models that denoise always show theirs.
+    pub drafts: bool,
+}
+
+impl Default for Wanted {
+    /// Everything, and no drafts.
+    fn default() -> Self {
+        Self { most: usize::MAX, ends: Vec::new(), drafts: false }
     }
 }
 

@@ -19,10 +19,18 @@ pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
 
 /// Standard Gumbel noise of one token at one position, from -3.2 to 22.9: depends on seed, position and token only.
 pub fn gumbel(seed: u64, position: usize, token: u32) -> f64 {
+    gumbel_of(words(seed, position, token / 4)[token as usize % 4])
+}
+
+/// The random words of the four tokens from `4 * group` on at one position.
+pub fn words(seed: u64, position: usize, group: u32) -> [u32; 4] {
     let position = position as u64;
-    let counter = [position as u32, (position >> 32) as u32, token / 4, 0];
-    let words = philox([seed as u32, (seed >> 32) as u32], counter);
-    let uniform = (f64::from(words[token as usize % 4]) + 0.5) / f64::from(u32::MAX).mul_add(1.0, 1.0);
+    philox([seed as u32, (seed >> 32) as u32], [position as u32, (position >> 32) as u32, group, 0])
+}
+
+/// The Gumbel noise that a random word stands for; the larger the word, the larger the noise.
+pub fn gumbel_of(word: u32) -> f64 {
+    let uniform = (f64::from(word) + 0.5) / f64::from(u32::MAX).mul_add(1.0, 1.0);
     -(-uniform.ln()).ln()
 }
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::{Opened, check_vocabulary, context, text};
 use crate::checkpoint::gguf::Gguf;
 use crate::checkpoint::quant::GgmlType;
-use crate::decode::{BackendError, CausalBackend};
+use crate::decode::block::MOST_ROWS;
+use crate::decode::{BackendError, BlockOptions, CausalBackend};
 use crate::engine::{Loaded, ModelKind};
 use crate::model::{Causal, CausalConfig, LoadOptions};
 
@@ -22,12 +23,12 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
     let options = LoadOptions {
         context,
         rows: load.rows(),
-        logit_rows: 1,
+        logit_rows: MOST_ROWS,
         cache: load.config.device.kv_cache,
         cache_dir: load.cache_dir(),
     };
     let model = Causal::load(device.clone(), Arc::clone(gguf), &options, &mut |share| load.preparing(share))?;
-    let backend = CausalBackend::new(model).with_vocabulary(tokenizer.vocab_size());
+    let backend = CausalBackend::new(model, BlockOptions::default()).with_vocabulary(tokenizer.vocab_size());
     Ok(load.loaded(
         Opened { device, tokenizer, template },
         Box::new(backend),

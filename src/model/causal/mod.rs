@@ -178,6 +178,11 @@ impl Causal {
         self.rows
     }
 
+    /// Most rows of a pass whose logits are wanted.
+    pub fn logit_rows(&self) -> usize {
+        self.logit_rows
+    }
+
     /// Runs `tokens` at positions `start..` through the model, on top of what the cache holds for the positions before
     /// (the caller knows what that is). Only enqueued where nothing is read back.
     ///

@@ -1,0 +1,312 @@
+//! The loop over blocks: prefill in chunks, then guess, evaluate, choose, commit, again.
+
+use std::time::Instant;
+
+use super::chain::{Chain, Proposers, Reach};
+use super::{BlockModel, BlockOptions, BlockSize, BlockStats, Costs, MOST_ROWS, Seen};
+use crate::decode::prompt::{check_prompt, common_prefix};
+use crate::decode::sample::Sampler;
+use crate::decode::{
+    Backend, BackendError, Generation, Memory, RowTop, Sampling, SamplingError, Step, Wanted,
+};
+use crate::model::{Causal, Logits};
+
+/// A chain that adapts ends where all of it is less likely right than this: no row is that cheap.
+const HOPELESS: f32 = 0.03;
+
+/// A causal model that generates blocks. What it has read stays in the key-value cache: a prompt that starts the same way
+/// is read from where it differs. Results do not depend on how tokens were cut into passes, so neither reuse nor guesses
+/// change a bit of what follows.
+pub struct CausalBackend<M = Causal> {
+    model: M,
+    options: BlockOptions,
+    /// Ids from here on are padding: neither taken nor generated.
+    vocabulary: usize,
+    /// Tokens that have run and whose keys and values the cache holds, from position 0 on. Refused guesses are no part
+    /// of them.
+    cached: Vec<u32>,
+    /// None where every pass has one row.
+    guessing: Option<Guessing>,
+}
+
+/// What guesses come from, and whether they pay.
+struct Guessing {
+    proposers: Proposers,
+    costs: Costs,
+}
+
+impl<M: BlockModel> CausalBackend<M> {
+    /// Generates with `model`.
+    pub fn new(model: M, options: BlockOptions) -> Self {
+        let vocabulary = model.vocabulary();
+        let guesses = options.size != BlockSize::Fixed(1) && model.logit_rows() > 1;
+        let guessing =
+            guesses.then(|| Guessing { proposers: Proposers::new(options.pool), costs: Costs::default() });
+        Self { model, options, vocabulary, cached: Vec::new(), guessing }
+    }
+
+    /// Keeps to ids below `tokens`: models may have more rows than their tokenizers have tokens.
+    #[must_use]
+    pub fn with_vocabulary(self, tokens: usize) -> Self {
+        Self { vocabulary: self.vocabulary.min(tokens), ..self }
+    }
+
+    /// Starts from these costs of passes.
+    #[must_use]
+    pub fn with_costs(mut self, costs: Costs) -> Self {
+        if let Some(guessing) = &mut self.guessing {
+            guessing.costs = costs;
+        }
+        self
+    }
+
+    /// The model.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// What passes cost, where their width adapts.
+    pub fn costs(&self) -> Option<&Costs> {
+        self.guessing
+            .as_ref()
+            .filter(|_| self.options.size == BlockSize::Auto)
+            .map(|guessing| &guessing.costs)
+    }
+
+    /// Most rows of a block.
+    fn width(&self) -> usize {
+        let wanted = match self.options.size {
+            BlockSize::Auto => MOST_ROWS,
+            BlockSize::Fixed(rows) => rows.clamp(1, MOST_ROWS),
+        };
+        wanted.min(self.model.logit_rows()).min(self.model.rows()).max(1)
+    }
+}
+
+impl<M: BlockModel> Backend for CausalBackend<M> {
+    fn start<'a>(
+        &'a mut self,
+        prompt: &[u32],
+        sampling: &Sampling,
+    ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        check_prompt(prompt, self.model.context(), self.vocabulary)?;
+        let common = common_prefix(&self.cached, prompt);
+        // The last token is always run: its logits are not kept.
+        let reused = common.min(prompt.len() - 1);
+        let mut stats = BlockStats::default();
+        if let Some(guessing) = &mut self.guessing {
+            guessing.proposers.begin();
+            stats.proposers = guessing.proposers.stats();
+        }
+        Ok(Box::new(CausalGeneration {
+            width: self.width(),
+            sampler: Sampler::new(sampling, prompt),
+            backend: self,
+            text: prompt.to_vec(),
+            prompt: prompt.len(),
+            reused,
+            done: reused,
+            wanted: Wanted::default(),
+            drafted: None,
+            over: false,
+            stats,
+        }))
+    }
+
+    fn context_length(&self) -> usize {
+        self.model.context()
+    }
+
+    fn memory(&self) -> Memory {
+        self.model.memory()
+    }
+}
+
+struct CausalGeneration<'a, M> {
+    backend: &'a mut CausalBackend<M>,
+    /// Most rows of a pass after the prompt.
+    width: usize,
+    /// Prompt and committed tokens.
+    text: Vec<u32>,
+    /// Tokens of the prompt.
+    prompt: usize,
+    sampler: Sampler,
+    reused: usize,
+    /// Positions in the cache. After the prompt all of the text but its last token.
+    done: usize,
+    wanted: Wanted,
+    /// Guesses that were shown and are to be evaluated next, and how many of them.
+    drafted: Option<(Chain, usize)>,
+    /// A step failed.
+    over: bool,
+    stats: BlockStats,
+}
+
+impl<M: BlockModel> CausalGeneration<'_, M> {
+    fn advance(&mut self) -> Result<Step, BackendError> {
+        if self.over {
+            return Err("the generation has ended with an error".into());
+        }
+        if self.done < self.prompt {
+            return self.prefill();
+        }
+        if self.text.len() == self.prompt {
+            // The last pass of the prompt has made these logits.
+            let start = self.prompt - 1;
+            let input = [self.text[start]];
+            let choices = self.choose(start, &input)?;
+            return Ok(self.commit(start, &input, choices, &Chain::default(), 0));
+        }
+        let (chain, guesses) = match self.drafted.take() {
+            Some(drafted) => drafted,
+            None => {
+                let (chain, guesses) = self.guess();
+                if self.wanted.drafts && guesses > 0 {
+                    let tokens = chain.tokens().take(guesses).collect();
+                    self.drafted = Some((chain, guesses));
+                    return Ok(Step::Draft { tokens, entropy: Vec::new() });
+                }
+                (chain, guesses)
+            }
+        };
+        self.pass(&chain, guesses)
+    }
+
+    fn prefill(&mut self) -> Result<Step, BackendError> {
+        let (total, start) = (self.prompt, self.done);
+        let backend = &mut *self.backend;
+        let end = total.min(start + backend.model.rows());
+        let logits = if end == total { Logits::Last } else { Logits::None };
+        backend.cached.truncate(start);
+        backend.model.forward(&self.text[start..end], start, logits)?;
+        // The device is at work meanwhile.
+        if let Some(guessing) = &mut backend.guessing {
+            guessing.proposers.read(&self.text[..end]);
+        }
+        // Progress and cancellation mean what they say: the chunk has run. Only then the cache ends with it.
+        backend.model.finish()?;
+        backend.cached.extend_from_slice(&self.text[start..end]);
+        self.done = end;
+        Ok(Step::Prefill { done: end, total })
+    }
+
+    /// Guesses for the next pass, and how many of them to evaluate.
+    fn guess(&mut self) -> (Chain, usize) {
+        let left = self.wanted.most.saturating_sub(self.text.len() - self.prompt);
+        // A pass commits one token more than it has guesses; none of its rows lies past the context.
+        let room = (self.backend.model.context() - self.done).min(left).min(self.width);
+        let Some(guessing) = self.backend.guessing.as_mut().filter(|_| room > 1) else {
+            return (Chain::default(), 0);
+        };
+        let adapts = self.backend.options.size == BlockSize::Auto;
+        let reach =
+            Reach { most: room - 1, least: if adapts { HOPELESS } else { 0.0 }, ends: &self.wanted.ends };
+        let chain = guessing.proposers.chain(&mut self.text, reach, &self.sampler);
+        let guesses = if adapts { guessing.costs.best(chain.trusts()) } else { chain.tokens().count() };
+        (chain, guesses)
+    }
+
+    /// Evaluates the last token and the first `guesses` of a chain.
+    fn pass(&mut self, chain: &Chain, guesses: usize) -> Result<Step, BackendError> {
+        let start = self.done;
+        let input: Vec<u32> =
+            self.text[start..].iter().copied().chain(chain.tokens().take(guesses)).collect();
+        let began = Instant::now();
+        self.backend.cached.truncate(start);
+        self.backend.model.forward(&input, start, if guesses == 0 { Logits::Last } else { Logits::All })?;
+        let choices = self.choose(start, &input)?;
+        if let Some(guessing) = &mut self.backend.guessing {
+            guessing.costs.learn(input.len(), began.elapsed().as_secs_f64());
+        }
+        self.backend.cached.extend_from_slice(&input[..choices.tokens.len()]);
+        Ok(self.commit(start, &input, choices, chain, guesses))
+    }
+
+    /// What the model chooses at the rows of a pass that began at `start`, as far as its rows follow right tokens.
+    fn choose(&mut self, start: usize, input: &[u32]) -> Result<Choices, BackendError> {
+        let (backend, sampler) = (&*self.backend, &mut self.sampler);
+        let tops = if backend.guessing.is_some() || sampler.is_greedy() {
+            backend.model.tops(input.len(), backend.vocabulary)?
+        } else {
+            Vec::new()
+        };
+        let mut tokens = Vec::with_capacity(input.len());
+        for row in 0..input.len() {
+            let token = match tops.get(row).and_then(|top| sampler.choose_from(top)) {
+                Some(token) => token,
+                None => {
+                    let mut chosen = Err(SamplingError::NoLogits);
+                    backend.model.look(row, &mut |logits| {
+                        let limit = logits.len().min(backend.vocabulary);
+                        chosen = sampler.choose(&logits[..limit], start + row + 1);
+                    })?;
+                    chosen?
+                }
+            };
+            tokens.push(token);
+            if input.get(row + 1) != Some(&token) || self.wanted.ends.contains(&token) {
+                break;
+            }
+        }
+        Ok(Choices { tops, tokens })
+    }
+
+    /// Puts what was chosen behind the text.
+    fn commit(
+        &mut self,
+        start: usize,
+        input: &[u32],
+        choices: Choices,
+        chain: &Chain,
+        guesses: usize,
+    ) -> Step {
+        let Choices { tops, tokens } = choices;
+        self.done = start + tokens.len();
+        self.text.extend_from_slice(&tokens);
+        self.stats.passes += 1;
+        self.stats.evaluated += input.len();
+        self.stats.committed += tokens.len();
+        if let Some(guessing) = &mut self.backend.guessing {
+            let seen = Seen {
+                text: &self.text,
+                start,
+                input,
+                tops: &tops,
+                accepted: tokens.len() - 1,
+                sampler: &self.sampler,
+            };
+            guessing.proposers.settle(chain, guesses, &seen, &mut self.stats);
+        }
+        Step::Commit(tokens)
+    }
+}
+
+/// What a pass said.
+struct Choices {
+    /// The best of each row, where they were asked for.
+    tops: Vec<RowTop>,
+    /// The model's choices, at least one; all but the last are the guesses that were right.
+    tokens: Vec<u32>,
+}
+
+impl<M: BlockModel> Generation for CausalGeneration<'_, M> {
+    fn step(&mut self) -> Result<Step, BackendError> {
+        // After a failure nobody knows what ran, nor whether its numbers are sound.
+        self.advance().inspect_err(|_| {
+            self.over = true;
+            self.backend.cached.clear();
+        })
+    }
+
+    fn want(&mut self, wanted: Wanted) {
+        self.wanted = wanted;
+    }
+
+    fn cached_tokens(&self) -> usize {
+        self.reused
+    }
+
+    fn blocks(&self) -> Option<BlockStats> {
+        Some(self.stats.clone())
+    }
+}

@@ -1,0 +1,159 @@
+//! The chain of guesses of a pass: at each place the guess that is trusted most.
+
+use super::proposer::{Context, Guess, Proposer, Seen};
+use super::trust::{Calibration, bucket};
+use super::{BlockStats, FixedPoint, Lookup, MOST_ROWS, Pool, ProposerStats, Recycled};
+use crate::decode::Sampler;
+
+/// Most proposers.
+const PROPOSERS: usize = 4;
+
+/// Levels of the best guess's trust that are joined with the others' votes alike.
+const LEVELS: [f32; 11] = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97];
+
+/// Guesses of one place: what is guessed there, and what each proposer said.
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    token: u32,
+    /// Estimated probability that it is right if all before it are.
+    trust: f32,
+    /// Which proposer's guess was taken.
+    by: usize,
+    /// Kind for the joint calibration.
+    kind: usize,
+    said: [Option<Guess>; PROPOSERS],
+}
+
+/// Guesses for the places behind a text, in order.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Chain {
+    links: Vec<Link>,
+}
+
+impl Chain {
+    /// The guesses.
+    pub(super) fn tokens(&self) -> impl Iterator<Item = u32> + '_ {
+        self.links.iter().map(|link| link.token)
+    }
+
+    /// How likely each guess is right if all before it are.
+    pub(super) fn trusts(&self) -> impl Iterator<Item = f32> + '_ {
+        self.links.iter().map(|link| link.trust)
+    }
+}
+
+/// How far a chain goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reach<'a> {
+    /// Most guesses.
+    pub(super) most: usize,
+    /// A chain ends where all of it is less likely right than this.
+    pub(super) least: f32,
+    /// Tokens behind which nothing is committed: guesses at them are left out, since their row would be for nothing.
+    pub(super) ends: &'a [u32],
+}
+
+/// All proposers of a model; they stay from one generation to the next.
+pub(super) struct Proposers {
+    all: Vec<Box<dyn Proposer>>,
+    /// Corrects the best guess's trust by what the others say.
+    joint: Calibration,
+}
+
+impl Proposers {
+    pub(super) fn new(pool: bool) -> Self {
+        let mut all: Vec<Box<dyn Proposer>> =
+            vec![Box::new(Lookup::default()), Box::<Recycled>::default(), Box::<FixedPoint>::default()];
+        if pool {
+            all.push(Box::<Pool>::default());
+        }
+        // The middle of each level, whatever the others say.
+        let bounds = [&[0.0], &LEVELS[..], &[1.0]].concat();
+        let middles = bounds.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
+        let joint = Calibration::new(middles.flat_map(|middle| [middle; VOTES]));
+        Self { all, joint }
+    }
+
+    /// A generation begins.
+    pub(super) fn begin(&mut self) {
+        self.joint.fade();
+        self.all.iter_mut().for_each(|proposer| proposer.begin());
+    }
+
+    /// A prompt's tokens up to some position are known.
+    pub(super) fn read(&mut self, prompt: &[u32]) {
+        self.all.iter_mut().for_each(|proposer| proposer.read(prompt));
+    }
+
+    /// No guesses yet, for each proposer.
+    pub(super) fn stats(&self) -> Vec<ProposerStats> {
+        let none =
+            |proposer: &Box<dyn Proposer>| ProposerStats { name: proposer.name(), offered: 0, accepted: 0 };
+        self.all.iter().map(none).collect()
+    }
+
+    /// The chain of guesses behind a committed text, which is as it was when this returns.
+    pub(super) fn chain(&mut self, text: &mut Vec<u32>, reach: Reach<'_>, sampler: &Sampler) -> Chain {
+        let committed = text.len();
+        let mut links = Vec::with_capacity(MOST_ROWS);
+        let mut all_right = 1.0;
+        while links.len() < reach.most {
+            let context = Context { text, committed, sampler };
+            let Some(link) = self.link(&context) else { break };
+            all_right *= link.trust;
+            if all_right < reach.least && !links.is_empty() || reach.ends.contains(&link.token) {
+                break;
+            }
+            links.push(link);
+            text.push(link.token);
+            if all_right < reach.least {
+                break; // kept all the same: the proposers learn from its outcome
+            }
+        }
+        text.truncate(committed);
+        Chain { links }
+    }
+
+    fn link(&mut self, context: &Context<'_>) -> Option<Link> {
+        let mut said = [None; PROPOSERS];
+        for (said, proposer) in said.iter_mut().zip(&mut self.all) {
+            *said = proposer.propose(context);
+        }
+        // The first of equals, so that it is the same every time.
+        let (by, best) = said
+            .iter()
+            .enumerate()
+            .filter_map(|(by, guess)| Some((by, (*guess)?)))
+            .reduce(|a, b| if b.1.trust > a.1.trust { b } else { a })?;
+        let others = said.iter().flatten().filter(|guess| guess.token == best.token).count() - 1;
+        let against = said.iter().flatten().any(|guess| guess.token != best.token);
+        let kind = bucket(best.trust, &LEVELS) * VOTES + others.min(2) * 2 + usize::from(against);
+        Some(Link { token: best.token, trust: self.joint.trust(kind), by, kind, said })
+    }
+
+    /// Learns from a pass whose input was the first `offered` guesses of a chain.
+    pub(super) fn settle(&mut self, chain: &Chain, offered: usize, seen: &Seen<'_>, stats: &mut BlockStats) {
+        for (place, (link, &token)) in chain.links.iter().zip(seen.committed()).enumerate() {
+            for (proposer, guess) in self.all.iter_mut().zip(&link.said) {
+                if let Some(guess) = guess {
+                    proposer.learn(guess, guess.token == token);
+                }
+            }
+            let hit = link.token == token;
+            self.joint.learn(link.kind, hit);
+            if hit && place < offered {
+                stats.proposers[link.by].accepted += 1;
+            }
+            if !hit {
+                break;
+            }
+        }
+        for link in chain.links.iter().take(offered) {
+            stats.proposers[link.by].offered += 1;
+        }
+        self.all.iter_mut().for_each(|proposer| proposer.observe(seen));
+    }
+}
+
+/// Sorts of votes: how many others say the same, up to two, and whether any says something else.
+const VOTES: usize = 6;

@@ -1,0 +1,274 @@
+//! What a pass costs at each width, and how many guesses pay.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::{BlockModel, MOST_ROWS};
+use crate::model::{Logits, ModelError};
+
+/// Widths whose passes are timed; the others lie between them.
+const TIMED: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
+
+/// Tokens before the timed passes: attention has something to do.
+const BEFORE: usize = 64;
+
+/// Time spent on each width, besides one pass that prepares it and two that are timed at least.
+const PATIENCE: Duration = Duration::from_millis(60);
+
+/// Most timed passes of a width.
+const PASSES: usize = 12;
+
+/// Until passes have been timed, each row more is taken to cost this much of a pass of one row.
+const ASSUMED: f64 = 0.15;
+
+/// How fast the cost of a width follows what its passes take.
+const SLOW: f64 = 0.04;
+
+/// How fast the cost of all widths does: other work on the machine, and a longer context, slow all of them.
+const FAST: f64 = 0.2;
+
+/// Guesses must promise so much more than one token a pass before any is evaluated: estimates are never exact.
+const LEAST_GAIN: f64 = 1.03;
+
+/// Seconds of a pass by its width.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Costs {
+    /// By width, from 1 on, in seconds of the machine as it was when they were measured.
+    seconds: Vec<f64>,
+    /// How much slower it is now; 0 where that is not known yet.
+    scale: f64,
+    /// Whether passes correct them.
+    learns: bool,
+}
+
+/// Timed passes: width, and seconds of the fastest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Which model on which device.
+    key: String,
+    /// Widths, rising, and seconds.
+    passes: Vec<(usize, f64)>,
+}
+
+impl Measured {
+    /// Times passes of `model` at several widths; what its cache holds is gone then. `key` names model and device.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn new(key: &str, model: &mut impl BlockModel) -> Result<Self, ModelError> {
+        let vocabulary = model.vocabulary();
+        let token = |place: usize| (place * 7919 % vocabulary.max(1)) as u32;
+        let most = MOST_ROWS.min(model.logit_rows()).min(model.context() / 2).max(1);
+        let before = BEFORE.min(model.context().saturating_sub(MOST_ROWS));
+        let tokens: Vec<u32> = (0..before).map(token).collect();
+        for (part, chunk) in tokens.chunks(model.rows().max(1)).enumerate() {
+            model.forward(chunk, part * model.rows().max(1), Logits::None)?;
+        }
+        model.finish()?;
+        let mut passes = Vec::new();
+        for width in TIMED.into_iter().filter(|&width| width <= most) {
+            let mut fastest = f64::INFINITY;
+            let began = Instant::now();
+            for pass in 0..=PASSES {
+                let tokens: Vec<u32> = (0..width).map(|row| token(before + pass * width + row + 1)).collect();
+                let start = Instant::now();
+                model.forward(&tokens, before, if width == 1 { Logits::Last } else { Logits::All })?;
+                model.tops(width, vocabulary)?;
+                // The first one prepares.
+                if pass > 0 {
+                    fastest = fastest.min(start.elapsed().as_secs_f64());
+                }
+                if pass >= 2 && began.elapsed() > PATIENCE {
+                    break;
+                }
+            }
+            passes.push((width, fastest));
+        }
+        Ok(Self { key: key.to_owned(), passes })
+    }
+
+    /// What was kept for `key` in a folder, if it is there and whole.
+    pub fn kept(folder: &Path, key: &str) -> Option<Self> {
+        let measured: Self = serde_json::from_slice(&std::fs::read(file(folder, key)).ok()?).ok()?;
+        let sound = measured.key == key
+            && measured.passes.first().is_some_and(|(width, _)| *width == 1)
+            && measured.passes.windows(2).all(|pair| pair[0].0 < pair[1].0)
+            && measured.passes.iter().all(|(_, seconds)| *seconds > 0.0 && *seconds < 1e6);
+        sound.then_some(measured)
+    }
+
+    /// Keeps it in a folder for the next start.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn keep(&self, folder: &Path) -> std::io::Result<()> {
+        std::fs::create_dir_all(folder)?;
+        let mut draft = tempfile::NamedTempFile::new_in(folder)?;
+        serde_json::to_writer(&mut draft, self)?;
+        draft.persist(file(folder, &self.key))?;
+        Ok(())
+    }
+}
+
+fn file(folder: &Path, key: &str) -> PathBuf {
+    let digest = Sha256::digest(key.as_bytes());
+    let name: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    folder.join(format!("widths-{name}.json"))
+}
+
+impl Default for Costs {
+    /// Nothing is known.
+    fn default() -> Self {
+        Self {
+            seconds: (0..MOST_ROWS).map(|more| 1.0 + ASSUMED * more as f64).collect(),
+            scale: 0.0,
+            learns: true,
+        }
+    }
+}
+
+impl From<&Measured> for Costs {
+    fn from(measured: &Measured) -> Self {
+        let passes = &measured.passes;
+        let at = |width: usize| -> f64 {
+            let after = passes.partition_point(|(timed, _)| *timed < width);
+            match (after.checked_sub(1).and_then(|before| passes.get(before)), passes.get(after)) {
+                (Some(&(a, low)), Some(&(b, high))) => {
+                    low + (high - low) * (width - a) as f64 / (b - a) as f64
+                }
+                (None, Some(&(_, seconds))) => seconds,
+                // Wider than any that was timed: as if the last step went on.
+                (Some(&(a, seconds)), None) => seconds * width as f64 / a as f64,
+                (None, None) => 1.0 + ASSUMED * (width - 1) as f64,
+            }
+        };
+        Self { seconds: (1..=MOST_ROWS).map(at).collect(), scale: 1.0, learns: true }
+    }
+}
+
+impl Costs {
+    /// Costs in any unit by width, from 1 on, that stay as they are whatever passes take.
+    pub fn given(seconds: [f64; MOST_ROWS]) -> Self {
+        Self { seconds: seconds.to_vec(), scale: 1.0, learns: false }
+    }
+
+    /// Seconds of a pass of `width` rows, up to a factor that all widths share.
+    pub fn of(&self, width: usize) -> f64 {
+        let last = self.seconds.len().saturating_sub(1);
+        self.seconds.get(width.saturating_sub(1).min(last)).copied().unwrap_or(1.0)
+    }
+
+    /// A pass of `width` rows took so long.
+    pub fn learn(&mut self, width: usize, seconds: f64) {
+        let expected = self.of(width);
+        let Some(cost) = self.seconds.get_mut(width.saturating_sub(1)) else { return };
+        let ratio = seconds / expected;
+        if !(ratio.is_finite() && ratio > 0.0) || !self.learns {
+            return;
+        }
+        if self.scale == 0.0 {
+            self.scale = ratio;
+            return;
+        }
+        // One pass that was held up says little.
+        let ratio = ratio.clamp(self.scale / 2.0, self.scale * 2.0);
+        if width > 1 {
+            *cost += SLOW * (ratio / self.scale - 1.0) * expected;
+        }
+        self.scale += FAST * (ratio - self.scale);
+    }
+
+    /// How many guesses to evaluate that are right with these probabilities, each if all before it are: the number that
+    /// promises the most tokens a second.
+    pub fn best(&self, trusts: impl Iterator<Item = f32>) -> usize {
+        let (mut best, mut rate) = (0, LEAST_GAIN / self.of(1));
+        let (mut tokens, mut all_right) = (1.0, 1.0);
+        for (guesses, trust) in (1..).zip(trusts) {
+            all_right *= f64::from(trust);
+            tokens += all_right;
+            let promised = tokens / self.of(1 + guesses);
+            if promised > rate {
+                (best, rate) = (guesses, promised);
+            }
+        }
+        best
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(passes: &[(usize, f64)]) -> Measured {
+        Measured { key: "model on device".to_owned(), passes: passes.to_vec() }
+    }
+
+    #[test]
+    fn widths_between_timed_ones_lie_between_them() {
+        let costs = Costs::from(&measured(&[(1, 1.0), (2, 1.2), (4, 1.6), (8, 2.0)]));
+        for (width, cost) in [(1, 1.0), (2, 1.2), (3, 1.4), (4, 1.6), (6, 1.8), (8, 2.0), (16, 4.0)] {
+            assert!((costs.of(width) - cost).abs() < 1e-9, "{width}: {}", costs.of(width));
+        }
+    }
+
+    #[test]
+    fn guesses_are_evaluated_as_far_as_they_pay() {
+        let costs = Costs::from(&measured(&[(1, 1.0), (2, 1.3), (16, 5.5)]));
+        assert_eq!(costs.best([0.2, 0.9].into_iter()), 0, "1.2 + 0.18 tokens for 1.6 passes");
+        assert_eq!(costs.best([0.5].into_iter()), 1, "1.5 tokens for 1.3 passes");
+        assert_eq!(
+            costs.best([0.9; 15].into_iter()),
+            5,
+            "0.9 to the sixth is less than 0.3 times 4.7 tokens in 2.5"
+        );
+        assert_eq!(costs.best([1.0; 15].into_iter()), 15);
+        assert_eq!(costs.best([0.9, 0.9, 0.1, 0.9].into_iter()), 2);
+        assert_eq!(costs.best([].into_iter()), 0);
+        let free = Costs::from(&measured(&[(1, 1.0), (16, 1.0)]));
+        assert_eq!(free.best([0.02].into_iter()), 0, "too little to be sure");
+    }
+
+    #[test]
+    fn what_passes_take_corrects_the_costs_of_widths_but_not_for_a_slower_machine() {
+        let before = Costs::from(&measured(&[(1, 1.0), (2, 1.2), (16, 4.0)]));
+        let mut slower = before.clone();
+        for pass in 0..300 {
+            let width = [1, 4, 8][pass % 3];
+            slower.learn(width, 3.0 * before.of(width));
+        }
+        for width in [4, 8] {
+            let ratio = slower.of(width) / before.of(width);
+            assert!((0.9..1.1).contains(&ratio), "{width}: {ratio}");
+        }
+        let mut dear = before.clone();
+        for _ in 0..300 {
+            dear.learn(1, 1.0);
+            dear.learn(4, 2.0 * before.of(4));
+        }
+        assert!(dear.of(4) > 1.5 * before.of(4), "{} from {}", dear.of(4), before.of(4));
+        let mut odd = before.clone();
+        for seconds in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
+            odd.learn(4, seconds);
+        }
+        assert_eq!(odd, before);
+        odd.learn(99, 1.0);
+        assert_eq!(odd, before);
+    }
+
+    #[test]
+    fn what_was_measured_is_kept_for_the_same_model_and_device_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let measured = measured(&[(1, 0.5), (2, 0.75)]);
+        assert_eq!(Measured::kept(folder.path(), &measured.key), None);
+        measured.keep(folder.path()).unwrap();
+        assert_eq!(Measured::kept(folder.path(), &measured.key), Some(measured.clone()));
+        assert_eq!(Measured::kept(folder.path(), "another"), None);
+        for damage in ["", "{}", "{\"key\":\"model on device\",\"passes\":[[1,0.0]]}"] {
+            std::fs::write(file(folder.path(), &measured.key), damage).unwrap();
+            assert_eq!(Measured::kept(folder.path(), &measured.key), None, "{damage:?}");
+        }
+    }
+}
