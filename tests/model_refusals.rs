@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use axe::checkpoint::gguf::Gguf;
-use axe::model::{Causal, CausalConfig, LoadOptions, Logits};
+use axe::model::{Causal, CausalConfig, LoadOptions, Logits, Scaling};
 use axe::ops::CacheKind;
 use checkpoint_support::{BOOL, Bytes, F32, STRING, U32};
 use reference_model::ReferenceModel;
@@ -75,7 +75,9 @@ fn keys_that_ask_for_what_is_not_done_are_refused_with_their_value() {
         (GEMMA3, number("gemma3.final_logit_softcapping", 30.0), "softcapping is the f32 30.0"),
         (GEMMA3, text("gemma3.attn_logit_softcapping", "50"), "softcapping is the string `50`"),
         (LLAMA, text("llama.new.trick", "yes"), "llama.new.trick is the string `yes`"),
-        (LLAMA, text("llama.rope.scaling.type", "yarn"), "llama.rope.scaling.type is 'yarn'"),
+        (LLAMA, text("llama.rope.scaling.type", "dynamic"), "llama.rope.scaling.type is 'dynamic'"),
+        (LLAMA, text("llama.rope.scaling.type", "yarn"), "key `llama.rope.scaling.factor` is missing"),
+        (LLAMA, text("llama.rope.scaling.type", "longrope"), "rope_factors_long.weight and rope_factors_short"),
         (LLAMA, number("llama.rope.scaling.factor", f32::NAN), "llama.rope.scaling.factor is NaN"),
         (LLAMA, count("llama.attention.sliding_window_pattern", 6), "sliding_window_pattern is the u32 6"),
         (GEMMA3, count("gemma3.vocab_size", 511), "token_embd.weight has 512 rows"),
@@ -104,7 +106,7 @@ fn keys_that_ask_for_nothing_or_are_understood_are_taken() {
     }
     // A factor alone is linear.
     let scaled = read(LLAMA, number("llama.rope.scaling.factor", 4.0)).unwrap();
-    assert_eq!(scaled.ropes[0].linear_factor, 4.0);
+    assert_eq!(scaled.ropes[0].scaling, Scaling::Linear { factor: 4.0 });
 
     let sees_all = |key: Bytes| -> Vec<bool> {
         read(GEMMA3, key).unwrap().layers.iter().map(|layer| layer.window.is_none()).collect()

@@ -12,7 +12,10 @@ mod repack;
 mod weights;
 
 pub use causal::{Causal, LoadOptions, Logits};
-pub use config::{CausalConfig, Family, FeedForward, LayerConfig, Rope, Windows};
+pub use config::{
+    CausalConfig, Divisors, ExpertsConfig, Family, FeedForward, LayerConfig, Rope, Scaling, Scores, SoftCaps,
+    Windows,
+};
 pub use error::ModelError;
 pub use plan::MemoryPlan;
 pub use repack::RepackError;

@@ -28,6 +28,7 @@ const MOE: &str = include_str!("../../cl/moe.cl");
 const EXPERTS: &str = include_str!("../../cl/experts.cl");
 const LATENT: &str = include_str!("../../cl/latent.cl");
 const ATTENTION: &str = include_str!("../../cl/attention.cl");
+const STREAM: &str = include_str!("../../cl/stream.cl");
 
 /// Division and square root are rounded correctly, so that a row's norm has one value whatever the compiler makes
 /// of its surroundings.
@@ -217,6 +218,12 @@ impl Kernels {
     pub(super) fn rows_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
         self.kernel(device, ("rows", 0), name, || {
             ("rows.cl".to_owned(), format!("{COMMON}{PREPARE}{}{ROWS}", self.pair()[0]))
+        })
+    }
+
+    pub(super) fn stream_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
+        self.kernel(device, ("stream", 0), name, || {
+            ("stream.cl".to_owned(), format!("{COMMON}{PREPARE}{FINISH}{STREAM}"))
         })
     }
 

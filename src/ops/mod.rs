@@ -14,6 +14,7 @@ mod moe;
 mod peak;
 mod rows;
 mod self_test;
+mod stream;
 
 pub use attention::{
     ATTENTION_START, Attention, Cache, CacheKind, Pairing, ROTATE_START, Rotation, attention_reference,
@@ -31,7 +32,8 @@ pub use moe::{
     COMBINE_SCALAR, CombineInput, Experts, Routing, combine_reference, expert_reference, route_reference,
 };
 pub use peak::{Peak, seconds};
-pub use self_test::{Heads, self_test, self_test_head, self_test_moe};
+pub use self_test::{Heads, self_test, self_test_head, self_test_moe, self_test_stream};
+pub use stream::{Join, Parts, cap_reference, gate_reference, join_reference, mix_reference};
 
 /// Values by which activation rows are padded: the widest block of a weight format.
 pub const STRIDE_MULTIPLE: usize = 256;

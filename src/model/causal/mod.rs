@@ -1,9 +1,12 @@
 //! Causal transformers: one forward pass for all families, switched by [`CausalConfig`].
 
 mod builder;
+mod finder;
 mod layer;
+mod layer_weights;
 mod parts;
 mod scratch;
+mod tables;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -18,7 +21,7 @@ use super::weights;
 use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device};
-use crate::ops::{CacheKind, Format, Kernels, Matrix, self_test};
+use crate::ops::{CacheKind, Format, Kernels, Matrix, self_test, self_test_moe, self_test_stream};
 use layer::{Layer, Loader};
 use parts::Parts;
 use scratch::{Scratch, Strides};
@@ -62,6 +65,7 @@ pub struct Causal {
     layers: Vec<Layer>,
     head: Matrix,
     head_norm: Buffer,
+    inputs: Option<LayerInputs>,
     scratch: Scratch,
     strides: Strides,
     rows: usize,
@@ -69,6 +73,14 @@ pub struct Causal {
     context: usize,
     prepared: HashMap<(usize, Logits), Pass>,
     embedded: Vec<f32>,
+}
+
+/// What the inputs that each layer has of its own are made of.
+struct LayerInputs {
+    /// A row for each token, with a part for each layer; rows are read from the file.
+    embedding: TensorInfo,
+    projection: Matrix,
+    norm: Buffer,
 }
 
 impl LoadOptions {
@@ -87,7 +99,7 @@ impl Causal {
     pub fn plan(gguf: &Gguf, options: &LoadOptions) -> Result<MemoryPlan, ModelError> {
         let config = CausalConfig::read(gguf)?;
         let (rows, logit_rows) = options.pass_rows();
-        let parts = Parts::find(gguf, &config)?;
+        let parts = Parts::find(gguf, &config, options.context)?;
         let scratch_rows = parts.scratch_rows(&config, rows, logit_rows);
         Ok(parts.plan(&config, &Strides::new(&config), options, scratch_rows))
     }
@@ -105,7 +117,7 @@ impl Causal {
         let config = CausalConfig::read(&gguf)?;
         let (rows, logit_rows) = options.pass_rows();
         let strides = Strides::new(&config);
-        let parts = Parts::find(&gguf, &config)?;
+        let parts = Parts::find(&gguf, &config, options.context)?;
         let scratch_rows = parts.scratch_rows(&config, rows, logit_rows);
         parts.plan(&config, &strides, options, scratch_rows).check(&device, options.context)?;
 
@@ -116,6 +128,10 @@ impl Causal {
         for (index, heads) in builder::heads(&config, options.cache).iter().enumerate() {
             self_test(&device, &kernels, if index == 0 { &formats } else { &[] }, heads)?;
         }
+        self_test_moe(&device, &kernels, &parts.expert_formats())?;
+        if config.needs_stream_kernels() {
+            self_test_stream(&device, &kernels, config.family.activation)?;
+        }
         progress(0.05);
         let matrices = weights::load(
             &device,
@@ -124,18 +140,31 @@ impl Causal {
             options.cache_dir.as_deref(),
             &mut |share| progress(0.05 + 0.9 * share),
         )?;
-        let angles = config
-            .ropes
-            .iter()
-            .map(|rope| layer::angles(&device, &gguf, rope, parts.rope_divisors.as_ref(), options.context))
+        let vectors = parts.vectors.iter().map(|values| layer::vector(&device, values));
+        let vectors = vectors.collect::<Result<Vec<_>, ModelError>>()?;
+        let tables = config.ropes.iter().zip(&parts.divisors);
+        let angles = tables
+            .map(|(rope, divisors)| tables::angles(&device, rope, divisors.as_deref(), options.context))
             .collect::<Result<Vec<_>, ModelError>>()?;
-        let loader = Loader { device: &device, gguf: &gguf, config: &config, options, angles: &angles };
+        let loader = Loader {
+            device: &device,
+            config: &config,
+            options,
+            matrices: &matrices,
+            vectors: &vectors,
+            angles: &angles,
+        };
         let mut layers = Vec::with_capacity(parts.layers.len());
-        for (index, parts) in parts.layers.iter().enumerate() {
-            layers.push(loader.layer(index, parts, &matrices, &layers)?);
+        for (index, weights) in parts.layers.iter().enumerate() {
+            layers.push(loader.layer(index, weights, &layers)?);
         }
         let head = matrices[parts.head].clone();
-        let head_norm = layer::vector(&device, &gguf, &parts.head_norm)?;
+        let head_norm = vectors[parts.head_norm].clone();
+        let inputs = parts.inputs.map(|inputs| LayerInputs {
+            projection: matrices[inputs.projection].clone(),
+            norm: vectors[inputs.norm].clone(),
+            embedding: inputs.embedding,
+        });
         let scratch = Scratch::new(&device, &strides, scratch_rows)?;
         gguf.release(); // only rows of the embedding are read from now on
         progress(1.0);
@@ -146,6 +175,7 @@ impl Causal {
             layers,
             head,
             head_norm,
+            inputs,
             scratch,
             strides,
             rows,
@@ -235,26 +265,41 @@ impl Causal {
     }
 
     fn embed(&mut self, tokens: &[u32]) -> Result<(), ModelError> {
-        let stride = self.strides.hidden;
-        let row_bytes = self.embedding.row_bytes() as usize;
-        let bytes = self.gguf.bytes(&self.embedding);
-        self.embedded.clear();
-        self.embedded.resize(tokens.len() * stride, 0.0);
-        for (&id, row) in tokens.iter().zip(self.embedded.chunks_exact_mut(stride)) {
-            let Some(encoded) = (id as usize)
-                .checked_mul(row_bytes)
-                .and_then(|at| bytes.get(at..at + row_bytes))
-                .filter(|_| (id as usize) < self.config.vocabulary)
-            else {
-                return Err(ModelError::UnknownToken { id, vocabulary: self.config.vocabulary });
-            };
-            let row = &mut row[..self.config.hidden];
-            dequantize(self.embedding.ty, encoded, row)?;
-            if self.config.embedding_scale != 1.0 {
-                row.iter_mut().for_each(|value| *value *= self.config.embedding_scale);
-            }
+        if let Some(&id) = tokens.iter().find(|&&id| id as usize >= self.config.vocabulary) {
+            return Err(ModelError::UnknownToken { id, vocabulary: self.config.vocabulary });
         }
-        self.device.write(&self.scratch.residual[0], 0, bytemuck::cast_slice(&self.embedded))?;
+        let (config, gguf, rows) = (&self.config, &self.gguf, &mut self.embedded);
+        embedded_rows(gguf, &self.embedding, tokens, config.embedding_scale, self.strides.hidden, rows)?;
+        self.device.write(&self.scratch.residual[0], 0, bytemuck::cast_slice(rows))?;
+        if let (Some(inputs), Some(scratch)) = (&self.inputs, &self.scratch.inputs) {
+            let scale = (config.layer_input as f32).sqrt();
+            embedded_rows(gguf, &inputs.embedding, tokens, scale, scratch.stride, rows)?;
+            self.device.write(&scratch.embedded, 0, bytemuck::cast_slice(rows))?;
+        }
         Ok(())
     }
+}
+
+/// The rows of a table that belong to tokens, which it has, times `scale`, `stride` values apart and zero-padded.
+fn embedded_rows(
+    gguf: &Gguf,
+    table: &TensorInfo,
+    tokens: &[u32],
+    scale: f32,
+    stride: usize,
+    rows: &mut Vec<f32>,
+) -> Result<(), ModelError> {
+    let (row_bytes, values) = (table.row_bytes() as usize, table.row_values() as usize);
+    let bytes = gguf.bytes(table);
+    rows.clear();
+    rows.resize(tokens.len() * stride, 0.0);
+    for (&id, row) in tokens.iter().zip(rows.chunks_exact_mut(stride)) {
+        let encoded = bytes.get(id as usize * row_bytes..).and_then(|rest| rest.get(..row_bytes));
+        let row = &mut row[..values];
+        dequantize(table.ty, encoded.unwrap_or_default(), row)?;
+        if scale != 1.0 {
+            row.iter_mut().for_each(|value| *value *= scale);
+        }
+    }
+    Ok(())
 }

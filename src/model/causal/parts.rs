@@ -1,177 +1,81 @@
 //! Which tensors of a file make which matrices, and what they take.
 
-use std::collections::HashSet;
-
 use super::LoadOptions;
-use super::layer::angle_bytes;
+use super::finder::{Finder, same_format};
+use super::layer_weights::{ExpertWeights, InputWeights, LayerWeights};
 use super::scratch::{QkvPlaces, Scratch, ScratchRows, Strides};
+use super::tables::{self, angle_bytes};
 use crate::checkpoint::gguf::{Gguf, TensorInfo};
-use crate::model::config::{CausalConfig, LayerConfig};
+use crate::checkpoint::rows::Rows;
+use crate::model::config::{CausalConfig, ExpertsConfig, LayerConfig};
 use crate::model::error::ModelError;
 use crate::model::gate_up::GateUp;
 use crate::model::plan::MemoryPlan;
 use crate::model::repack::{Arrangement, Blueprint};
-use crate::ops::{Cache, STRIDE_MULTIPLE, round_up};
+use crate::ops::{Cache, Format, STRIDE_MULTIPLE, round_up};
 
 /// The matrices and vectors that a file gives, and which of them belong where.
 pub(super) struct Parts {
     pub(super) blueprints: Vec<Blueprint>,
-    pub(super) layers: Vec<LayerParts>,
+    pub(super) vectors: Vec<Vec<f32>>,
+    pub(super) layers: Vec<LayerWeights<usize, usize>>,
     pub(super) head: usize,
-    pub(super) head_norm: TensorInfo,
+    pub(super) head_norm: usize,
     pub(super) embedding: TensorInfo,
-    /// Divides the frequencies of rotary embeddings that say so: Llama 3's slower low frequencies.
-    pub(super) rope_divisors: Option<TensorInfo>,
+    /// Cosines and sines of each rotary embedding: by what its frequencies are divided.
+    pub(super) divisors: Vec<Option<Vec<f32>>>,
+    /// What the inputs of layers are made of.
+    pub(super) inputs: Option<LayerInputParts>,
 }
 
-/// A layer's matrices as indices of their blueprints, and its norms.
-pub(super) struct LayerParts {
-    /// Each with its first value in the qkv row.
-    pub(super) qkv: Vec<(usize, usize)>,
-    pub(super) output: usize,
-    pub(super) gate_up: GateUp<usize>,
-    pub(super) down: usize,
-    pub(super) attention_norm: TensorInfo,
-    pub(super) feed_forward_norm: TensorInfo,
-    /// Of attention and of the feed-forward network.
-    pub(super) branch_norms: Option<(TensorInfo, TensorInfo)>,
-    /// Of queries and of keys.
-    pub(super) head_norms: Option<(TensorInfo, TensorInfo)>,
+/// What the inputs that each layer has of its own are made of.
+pub(super) struct LayerInputParts {
+    /// A row for each token, with a part for each layer.
+    pub(super) embedding: TensorInfo,
+    /// From the embedded token to the parts of all layers.
+    pub(super) projection: usize,
+    /// Norm of each part.
+    pub(super) norm: usize,
 }
 
 impl Parts {
-    fn add(&mut self, gguf: &Gguf, name: String, tensors: &[TensorInfo], arrangement: Arrangement) -> usize {
-        let parts = tensors.iter().map(|tensor| gguf.rows(tensor)).collect();
-        self.blueprints.push(Blueprint { name, parts, arrangement });
-        self.blueprints.len() - 1
-    }
-
-    pub(super) fn find(gguf: &Gguf, config: &CausalConfig) -> Result<Self, ModelError> {
-        let (hidden, vocabulary) = (config.hidden as u64, config.vocabulary as u64);
-        let embedding = gguf.require_tensor("token_embd.weight", &[hidden, vocabulary])?.clone();
-        let head = match gguf.tensor("output.weight") {
-            Some(_) => gguf.require_tensor("output.weight", &[hidden, vocabulary])?.clone(),
-            None => embedding.clone(),
+    /// The parts of the model, for a context of so many positions.
+    pub(super) fn find(gguf: &Gguf, config: &CausalConfig, context: usize) -> Result<Self, ModelError> {
+        let (hidden, vocabulary) = (config.hidden, config.vocabulary);
+        let mut finder = Finder::new(gguf);
+        let embedding = finder.tensor("token_embd.weight", &[hidden, vocabulary])?.clone();
+        let head = match finder.has("output.weight") {
+            true => finder.rows("output.weight", hidden, vocabulary)?,
+            false => gguf.rows(&embedding),
         };
-        let divided = config.ropes.iter().find(|rope| rope.divided);
-        let rope_divisors = match (gguf.tensor("rope_freqs.weight"), divided) {
-            (Some(_), Some(rope)) => {
-                Some(gguf.require_tensor("rope_freqs.weight", &[rope.pairs as u64])?.clone())
+        let divisors = tables::divisors(&mut finder, config, context)?;
+        let inputs = match config.layer_input {
+            0 => None,
+            size => {
+                let width = size * config.layers.len();
+                let embedding = finder.tensor("per_layer_token_embd.weight", &[width, vocabulary])?.clone();
+                let projection = finder.plain("per_layer_model_proj.weight", hidden, width)?;
+                let norm = finder.vector("per_layer_proj_norm.weight", size)?;
+                Some(LayerInputParts { embedding, projection, norm })
             }
-            _ => None,
         };
-        let mut parts = Self {
-            blueprints: Vec::new(),
-            layers: Vec::new(),
-            head: 0,
-            head_norm: gguf.require_tensor("output_norm.weight", &[hidden])?.clone(),
-            embedding,
-            rope_divisors,
-        };
-        for index in 0..config.layers.len() {
-            let layer = parts.layer(gguf, config, index)?;
-            parts.layers.push(layer);
-        }
-        parts.head = parts.add(gguf, "output".to_owned(), &[head], Arrangement::Stacked);
-        parts.refuse_the_rest(gguf)?;
-        Ok(parts)
+        let layers = (0..config.layers.len())
+            .map(|index| Layer { finder: &mut finder, config, index }.weights())
+            .collect::<Result<_, _>>()?;
+        let head_norm = finder.vector("output_norm.weight", hidden)?;
+        let head = finder.matrix("output".to_owned(), vec![head], Arrangement::Stacked)?;
+        let (blueprints, vectors) = finder.finish()?;
+        Ok(Self { blueprints, vectors, layers, head, head_norm, embedding, divisors, inputs })
     }
 
-    /// A tensor that nothing uses means a model that is not what it is taken for.
-    fn refuse_the_rest(&self, gguf: &Gguf) -> Result<(), ModelError> {
-        const SHOWN: usize = 4;
-        let layers = self.layers.iter().flat_map(|layer| {
-            [&layer.attention_norm, &layer.feed_forward_norm].into_iter().chain(
-                [&layer.branch_norms, &layer.head_norms].into_iter().flatten().flat_map(|(a, b)| [a, b]),
-            )
-        });
-        let used: HashSet<&str> = self
-            .blueprints
-            .iter()
-            .flat_map(|blueprint| blueprint.parts.iter().map(|part| part.name.as_str()))
-            .chain(
-                [&self.head_norm, &self.embedding]
-                    .into_iter()
-                    .chain(&self.rope_divisors)
-                    .chain(layers)
-                    .map(|tensor| tensor.name.as_str()),
-            )
-            .collect();
-        let unused: Vec<&str> = gguf
-            .tensors()
-            .iter()
-            .map(|tensor| tensor.name.as_str())
-            .filter(|name| !used.contains(name))
-            .collect();
-        if unused.is_empty() {
-            return Ok(());
-        }
-        let more = match unused.len().saturating_sub(SHOWN) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        let names = unused.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
-        let what = format!(
-            "this version has no use for the tensors {names}{more}; without them the model would not be the one in \
-             the file"
-        );
-        Err(ModelError::Unsupported { path: gguf.path().to_owned(), what })
-    }
-
-    fn layer(&mut self, gguf: &Gguf, config: &CausalConfig, index: usize) -> Result<LayerParts, ModelError> {
-        let layer = &config.layers[index];
-        let (hidden, inner) = (config.hidden as u64, layer.feed_forward.inner() as u64);
-        let [q, k, v, attended] =
-            [layer.q_width(), layer.k_width(), layer.v_width(), layer.attended_width()].map(|n| n as u64);
-        let places = QkvPlaces::new(layer);
-        let name = |part: &str| format!("blk.{index}.{part}");
-        let tensor = |part: &str, shape: [u64; 2]| -> Result<TensorInfo, ModelError> {
-            Ok(gguf.require_tensor(&name(&format!("{part}.weight")), &shape)?.clone())
-        };
-        let vector = |part: &str, n: usize| -> Result<TensorInfo, ModelError> {
-            Ok(gguf.require_tensor(&name(&format!("{part}.weight")), &[n as u64])?.clone())
-        };
-        let pair = |wanted: bool, first: &str, second: &str, n| -> Result<_, ModelError> {
-            Ok(if wanted { Some((vector(first, n)?, vector(second, n)?)) } else { None })
-        };
-        let mut joined: Vec<(Vec<TensorInfo>, usize)> = Vec::new();
-        for (part, rows, at) in [("attn_q", q, 0), ("attn_k", k, places.k_at), ("attn_v", v, places.v_at)] {
-            let tensor = tensor(part, [hidden, rows])?;
-            match joined.last_mut() {
-                Some((tensors, _)) if tensors[0].ty == tensor.ty => tensors.push(tensor),
-                _ => joined.push((vec![tensor], at)),
-            }
-        }
-        let stacked = Arrangement::Stacked;
-        let qkv = joined
-            .into_iter()
-            .map(|(tensors, at)| (self.add(gguf, name(&format!("qkv from {at}")), &tensors, stacked), at))
-            .collect();
-        let output =
-            self.add(gguf, name("attn_output"), &[tensor("attn_output", [attended, hidden])?], stacked);
-        let (gate, up) = (tensor("ffn_gate", [hidden, inner])?, tensor("ffn_up", [hidden, inner])?);
-        let gate_up = if gate.ty == up.ty {
-            GateUp::Joined(self.add(gguf, name("ffn_gate_up"), &[gate, up], Arrangement::Paired))
-        } else {
-            let gate = self.add(gguf, name("ffn_gate"), &[gate], stacked);
-            GateUp::Apart(gate, self.add(gguf, name("ffn_up"), &[up], stacked))
-        };
-        let down = self.add(gguf, name("ffn_down"), &[tensor("ffn_down", [inner, hidden])?], stacked);
-        Ok(LayerParts {
-            qkv,
-            output,
-            gate_up,
-            down,
-            attention_norm: vector("attn_norm", config.hidden)?,
-            feed_forward_norm: vector("ffn_norm", config.hidden)?,
-            branch_norms: pair(
-                config.family.branch_norms,
-                "post_attention_norm",
-                "post_ffw_norm",
-                config.hidden,
-            )?,
-            head_norms: pair(config.family.head_norms, "attn_q_norm", "attn_k_norm", layer.key_size)?,
-        })
+    /// The kernels' formats of experts.
+    pub(super) fn expert_formats(&self) -> Vec<Format> {
+        let experts = self.layers.iter().filter_map(|layer| layer.experts.as_ref());
+        let matrices = experts.flat_map(|experts| [experts.gate_up, experts.down]);
+        let mut formats: Vec<Format> = matrices.map(|matrix| self.blueprints[matrix].format()).collect();
+        formats.sort_unstable();
+        formats.dedup();
+        formats
     }
 
     /// Rows of the scratch buffers: only what these layers use.
@@ -192,22 +96,183 @@ impl Parts {
         options: &LoadOptions,
         rows: ScratchRows,
     ) -> MemoryPlan {
-        let context = options.context;
-        let family = config.family;
-        let norms = |layer: &LayerConfig| {
-            let streams = if family.branch_norms { 4 } else { 2 };
-            let heads = if family.head_norms { 2 * round_up(layer.key_size, STRIDE_MULTIPLE) } else { 0 };
-            streams * strides.hidden + heads
-        };
+        let vector = |values: &Vec<f32>| round_up(values.len(), STRIDE_MULTIPLE) * 4;
         let cache = |layer: &LayerConfig| match layer.kv_from {
             Some(_) => 0,
-            None => Cache::bytes(options.cache, layer.kv_heads, layer.key_size, context),
+            None => Cache::bytes(options.cache, layer.kv_heads, layer.key_size, options.context),
         };
         MemoryPlan {
             weights: self.blueprints.iter().map(Blueprint::bytes).sum::<usize>()
-                + (config.layers.iter().map(norms).sum::<usize>() + strides.hidden) * 4,
+                + self.vectors.iter().map(vector).sum::<usize>(),
             kv_cache: config.layers.iter().map(cache).sum(),
-            scratch: Scratch::bytes(strides, rows) + angle_bytes(config, context) + 64,
+            scratch: Scratch::bytes(strides, rows) + angle_bytes(config, options.context) + 64,
         }
+    }
+}
+
+/// Looks for the tensors of a layer.
+struct Layer<'a, 'b> {
+    finder: &'a mut Finder<'b>,
+    config: &'a CausalConfig,
+    index: usize,
+}
+
+impl Layer<'_, '_> {
+    fn name(&self, part: &str) -> String {
+        format!("blk.{}.{part}", self.index)
+    }
+
+    fn rows(&mut self, part: &str, columns: usize, rows: usize) -> Result<Rows, ModelError> {
+        self.finder.rows(&self.name(&format!("{part}.weight")), columns, rows)
+    }
+
+    fn matrix(&mut self, part: &str, columns: usize, rows: usize) -> Result<usize, ModelError> {
+        self.finder.plain(&self.name(&format!("{part}.weight")), columns, rows)
+    }
+
+    fn vector(&mut self, part: &str, n: usize) -> Result<usize, ModelError> {
+        self.finder.vector(&self.name(&format!("{part}.weight")), n)
+    }
+
+    fn weights(mut self) -> Result<LayerWeights<usize, usize>, ModelError> {
+        let family = self.config.family;
+        let layer = &self.config.layers[self.index];
+        let (hidden, inner) = (self.config.hidden, layer.feed_forward.inner());
+        let qkv = self.qkv(layer)?;
+        let qkv_bias = if family.qkv_biases { Some(self.qkv_bias(layer)?) } else { None };
+        let output = self.matrix("attn_output", layer.attended_width(), hidden)?;
+        let attention_norm = self.vector("attn_norm", hidden)?;
+        let head_norms = match (family.head_norms, layer.kv_from) {
+            (false, _) => None,
+            (true, None) => Some((
+                self.vector("attn_q_norm", layer.key_size)?,
+                self.vector("attn_k_norm", layer.key_size)?,
+            )),
+            (true, Some(_)) => {
+                let queries = self.vector("attn_q_norm", layer.key_size)?;
+                Some((queries, queries)) // there are no keys to be normed
+            }
+        };
+        let branch_norms = match family.branch_norms {
+            true => {
+                Some((self.vector("post_attention_norm", hidden)?, self.vector("post_ffw_norm", hidden)?))
+            }
+            false => None,
+        };
+        let feed_forward_norm = self.vector("ffn_norm", hidden)?;
+        let (gate, up) = (self.rows("ffn_gate", hidden, inner)?, self.rows("ffn_up", hidden, inner)?);
+        let gate_up = self.finder.gate_up(&self.name("ffn_gate_up"), gate, up)?;
+        let down = self.matrix("ffn_down", inner, hidden)?;
+        let experts = layer.feed_forward.experts().map(|experts| self.experts(experts)).transpose()?;
+        let input = match self.config.layer_input {
+            0 => None,
+            size => Some(InputWeights {
+                gate: self.matrix("inp_gate", hidden, size)?,
+                projection: self.matrix("proj", size, hidden)?,
+                branch_norm: self.vector("post_norm", hidden)?,
+            }),
+        };
+        let scale = self.name("layer_output_scale.weight");
+        let scale = match family.layer_scales && self.finder.has(&scale) {
+            true => self.finder.values(&scale, 1)?[0],
+            false => 1.0,
+        };
+        Ok(LayerWeights {
+            qkv,
+            qkv_bias,
+            output,
+            attention_norm,
+            head_norms,
+            branch_norms,
+            feed_forward_norm,
+            gate_up,
+            down,
+            experts,
+            input,
+            scale,
+        })
+    }
+
+    /// The parts of a qkv row: name, values, and where they start.
+    fn qkv_parts(layer: &LayerConfig) -> Vec<(&'static str, usize, usize)> {
+        let places = QkvPlaces::new(layer);
+        let mut parts = vec![("attn_q", layer.q_width(), 0)];
+        if layer.kv_from.is_none() {
+            parts.push(("attn_k", layer.k_width(), places.k_at));
+            if !layer.keys_are_values {
+                parts.push(("attn_v", layer.v_width(), places.v_at));
+            }
+        }
+        parts
+    }
+
+    fn qkv(&mut self, layer: &LayerConfig) -> Result<Vec<(usize, usize)>, ModelError> {
+        if layer.kv_from.is_some() {
+            // Training keeps them, and nothing reads them.
+            for part in ["attn_k", "attn_v", "attn_k_norm"] {
+                let name = self.name(&format!("{part}.weight"));
+                self.finder.pass_over(&name);
+            }
+        }
+        let mut joined: Vec<(Vec<Rows>, usize)> = Vec::new();
+        for (part, width, at) in Self::qkv_parts(layer) {
+            let rows = self.rows(part, self.config.hidden, width)?;
+            match joined.last_mut() {
+                Some((parts, _)) if same_format(&parts[0], &rows) => parts.push(rows),
+                _ => joined.push((vec![rows], at)),
+            }
+        }
+        let stacked = |(parts, at)| {
+            let name = self.name(&format!("qkv from {at}"));
+            Ok((self.finder.matrix(name, parts, Arrangement::Stacked)?, at))
+        };
+        joined.into_iter().map(stacked).collect()
+    }
+
+    fn qkv_bias(&mut self, layer: &LayerConfig) -> Result<usize, ModelError> {
+        let mut bias = vec![0f32; QkvPlaces::new(layer).end];
+        for (part, width, at) in Self::qkv_parts(layer) {
+            let values = self.finder.values(&self.name(&format!("{part}.bias")), width)?;
+            bias[at..at + width].copy_from_slice(&values);
+        }
+        Ok(self.finder.keep(bias))
+    }
+
+    fn experts(&mut self, experts: &ExpertsConfig) -> Result<ExpertWeights<usize, usize>, ModelError> {
+        let hidden = self.config.hidden;
+        let ExpertsConfig { count, inner, .. } = *experts;
+        let named = |layer: &Self, part: &str| layer.name(&format!("{part}.weight"));
+        let both = named(self, "ffn_gate_up_exps");
+        let gate_up = if self.finder.has(&both) {
+            // An expert's gate, then its up; then those of the next.
+            self.finder
+                .matrices(&both, hidden, 2 * inner, count)?
+                .iter()
+                .flat_map(|expert| [expert.part(0, inner), expert.part(inner, inner)])
+                .collect::<Option<Vec<_>>>()
+                .ok_or_else(|| {
+                    self.finder.unsupported(format!("tensor {both} is shorter than its shape says"))
+                })?
+        } else {
+            let gate = self.finder.matrices(&named(self, "ffn_gate_exps"), hidden, inner, count)?;
+            let up = self.finder.matrices(&named(self, "ffn_up_exps"), hidden, inner, count)?;
+            gate.into_iter().zip(up).flat_map(|(gate, up)| [gate, up]).collect()
+        };
+        let gate_up = self.finder.matrix(self.name("experts gate_up"), gate_up, Arrangement::Paired)?;
+        let down = self.finder.matrices(&named(self, "ffn_down_exps"), inner, hidden, count)?;
+        let down = self.finder.matrix(self.name("experts down"), down, Arrangement::Stacked)?;
+        let mut router_norm = self.finder.values(&self.name("ffn_gate_inp.scale"), hidden)?;
+        let root = (hidden as f32).sqrt();
+        router_norm.iter_mut().for_each(|scale| *scale /= root);
+        Ok(ExpertWeights {
+            router_norm: self.finder.keep(router_norm),
+            router: self.matrix("ffn_gate_inp", hidden, count)?,
+            scales: self.finder.vector(&self.name("ffn_down_exps.scale"), count)?,
+            norm: self.vector("pre_ffw_norm_2", hidden)?,
+            gate_up,
+            down,
+            dense_branch_norm: self.vector("post_ffw_norm_1", hidden)?,
+            branch_norm: self.vector("post_ffw_norm_2", hidden)?,
+        })
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::device::{Buffer, Device, Purpose};
-use crate::model::config::{CausalConfig, LayerConfig};
+use crate::model::config::{CausalConfig, ExpertsConfig, LayerConfig};
 use crate::model::error::ModelError;
-use crate::ops::{ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
+use crate::ops::{Products, ROW_MULTIPLE, Routing, STRIDE_MULTIPLE, round_up};
 
 /// Activations of the rows of a pass, f32; row strides are multiples of [`STRIDE_MULTIPLE`] and rows zero-padded.
 pub(super) struct Scratch {
@@ -22,6 +22,99 @@ pub(super) struct Scratch {
     pub(super) packed: Buffer,
     pub(super) sums: Buffer,
     pub(super) logits: Buffer,
+    pub(super) experts: Option<ExpertScratch>,
+    pub(super) inputs: Option<InputScratch>,
+}
+
+/// The way of rows to experts and back.
+pub(super) struct ExpertScratch {
+    pub(super) routing: Routing,
+    /// i32 `[rows][used]`: the experts of each row.
+    pub(super) chosen: Buffer,
+    /// The router's scores.
+    pub(super) scores: Buffer,
+    pub(super) scores_stride: usize,
+    /// Rows in the order of their experts, what the experts make of them inside, and what they leave.
+    pub(super) slots: Buffer,
+    pub(super) slot_sums: Buffer,
+    pub(super) inner: Buffer,
+    pub(super) inner_sums: Buffer,
+    pub(super) out: Buffer,
+}
+
+/// Inputs that layers have of their own.
+pub(super) struct InputScratch {
+    /// What tokens are for each layer, put there by the host.
+    pub(super) embedded: Buffer,
+    /// The inputs of all layers.
+    pub(super) parts: Buffer,
+    /// Values from row to row of both.
+    pub(super) stride: usize,
+    /// A layer's input, gated.
+    pub(super) gate: Buffer,
+    pub(super) gate_stride: usize,
+}
+
+impl ExpertScratch {
+    /// Bytes of scores, chosen experts, slots and what experts make of them, for a model of `hidden` values.
+    fn sizes(experts: &ExpertsConfig, hidden: usize, rows: usize) -> [usize; 7] {
+        let slots = rows * experts.used;
+        let (hidden, inner) = (stride_of(hidden), stride_of(experts.inner));
+        let products = Products::Vector;
+        [
+            rows * round_up(experts.count, ROW_MULTIPLE),
+            slots,
+            products.packed_values(slots, hidden),
+            products.sums_values(slots, hidden),
+            products.packed_values(slots, inner),
+            products.sums_values(slots, inner),
+            slots * hidden,
+        ]
+        .map(|values| values * 4)
+    }
+
+    fn bytes(experts: &ExpertsConfig, hidden: usize, rows: usize) -> usize {
+        Self::sizes(experts, hidden, rows).iter().sum::<usize>()
+            + Routing::bytes(experts.count, experts.used, rows)
+    }
+
+    fn new(device: &Device, experts: &ExpertsConfig, hidden: usize, rows: usize) -> Result<Self, ModelError> {
+        let [scores, chosen, slots, slot_sums, inner, inner_sums, out] = Self::sizes(experts, hidden, rows);
+        Ok(Self {
+            routing: Routing::new(device, experts.count, experts.used, rows)?,
+            chosen: zeros(device, chosen)?,
+            scores: zeros(device, scores)?,
+            scores_stride: round_up(experts.count, ROW_MULTIPLE),
+            slots: zeros(device, slots)?,
+            slot_sums: zeros(device, slot_sums)?,
+            inner: zeros(device, inner)?,
+            inner_sums: zeros(device, inner_sums)?,
+            out: zeros(device, out)?,
+        })
+    }
+}
+
+impl InputScratch {
+    /// Values from row to row of the inputs of all layers, and of one.
+    fn strides(size: usize, layers: usize) -> (usize, usize) {
+        (stride_of(size * layers), stride_of(size))
+    }
+
+    fn bytes(size: usize, layers: usize, rows: usize) -> usize {
+        let (all, one) = Self::strides(size, layers);
+        (2 * all + one) * rows * 4
+    }
+
+    fn new(device: &Device, size: usize, layers: usize, rows: usize) -> Result<Self, ModelError> {
+        let (stride, gate_stride) = Self::strides(size, layers);
+        Ok(Self {
+            embedded: zeros(device, stride * rows * 4)?,
+            parts: zeros(device, stride * rows * 4)?,
+            stride,
+            gate: zeros(device, gate_stride * rows * 4)?,
+            gate_stride,
+        })
+    }
 }
 
 /// Rows that the buffers hold.
@@ -87,6 +180,8 @@ impl Scratch {
             + ByWidth::bytes(&strides.inner, gate)
             + ByWidth::bytes(&strides.inner, pass)
             + (strides.hidden * (pass + 2 * branch) + strides.logits * logits) * 4
+            + strides.experts.map_or(0, |experts| ExpertScratch::bytes(&experts, strides.values, pass))
+            + strides.inputs.map_or(0, |size| InputScratch::bytes(size, strides.layers, pass))
     }
 
     /// Bytes of the rows of queries, keys and values, of packed rows and of their sums.
@@ -109,6 +204,14 @@ impl Scratch {
             packed: zeros(device, packed)?,
             sums: zeros(device, sums)?,
             logits: zeros(device, strides.logits * logits * 4)?,
+            experts: strides
+                .experts
+                .map(|experts| ExpertScratch::new(device, &experts, strides.values, pass))
+                .transpose()?,
+            inputs: strides
+                .inputs
+                .map(|size| InputScratch::new(device, size, strides.layers, pass))
+                .transpose()?,
         })
     }
 }
@@ -123,6 +226,13 @@ pub(super) struct Strides {
     attended: Vec<usize>,
     /// Inner widths of dense networks, each once.
     inner: Vec<usize>,
+    /// The experts of the layers that have any.
+    experts: Option<ExpertsConfig>,
+    /// Values of the input that each layer has of its own.
+    inputs: Option<usize>,
+    /// Values of the stream, and layers.
+    values: usize,
+    layers: usize,
 }
 
 /// Where a layer's keys and values start in a qkv row, and where they end.
@@ -130,14 +240,20 @@ pub(super) struct Strides {
 pub(super) struct QkvPlaces {
     pub(super) k_at: usize,
     pub(super) v_at: usize,
-    end: usize,
+    pub(super) end: usize,
 }
 
 impl QkvPlaces {
     pub(super) fn new(layer: &LayerConfig) -> Self {
         let k_at = round_up(layer.q_width(), ROW_MULTIPLE);
-        let v_at = k_at + round_up(layer.k_width(), ROW_MULTIPLE);
-        Self { k_at, v_at, end: v_at + round_up(layer.v_width(), ROW_MULTIPLE) }
+        let after = k_at + round_up(layer.k_width(), ROW_MULTIPLE);
+        if layer.kv_from.is_some() {
+            return Self { k_at: 0, v_at: 0, end: k_at };
+        }
+        if layer.keys_are_values {
+            return Self { k_at, v_at: k_at, end: after };
+        }
+        Self { k_at, v_at: after, end: after + round_up(layer.v_width(), ROW_MULTIPLE) }
     }
 }
 
@@ -156,6 +272,10 @@ impl Strides {
             logits: round_up(config.vocabulary, ROW_MULTIPLE),
             attended: each(&LayerConfig::attended_width),
             inner: each(&|layer| layer.feed_forward.inner()),
+            experts: config.layers.iter().find_map(|layer| layer.feed_forward.experts().copied()),
+            inputs: Some(config.layer_input).filter(|&size| size > 0),
+            values: config.hidden,
+            layers: config.layers.len(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! What the metadata says about attention: heads, their sizes, and which layers see a window.
 
-use super::families::{Family, Windows};
+use super::families::{Family, Scores, SoftCaps, Windows};
 use super::reader::Keys;
 use crate::checkpoint::gguf::Value;
 use crate::model::error::ModelError;
@@ -35,10 +35,15 @@ pub(super) fn heads(keys: &Keys<'_>, layers: usize) -> Result<Vec<HeadCounts>, M
         .collect()
 }
 
-/// Values of a head, the same for keys and values.
-pub(super) fn head_size(keys: &Keys<'_>, hidden: usize, heads: usize) -> Result<usize, ModelError> {
+/// Values of a head, the same for keys and values, in layers that see everything and in those that see a window.
+pub(super) fn head_sizes(
+    keys: &Keys<'_>,
+    family: &Family,
+    hidden: usize,
+    heads: usize,
+) -> Result<(usize, usize), ModelError> {
     const KEYS: &str = "attention.key_length";
-    const VALUES: &str = "attention.value_length";
+    const SLIDING_KEYS: &str = "attention.key_length_swa";
     let size = match keys.optional_size(KEYS, MOST)? {
         Some(size) => size,
         None if hidden.is_multiple_of(heads) => hidden / heads,
@@ -49,15 +54,26 @@ pub(super) fn head_size(keys: &Keys<'_>, hidden: usize, heads: usize) -> Result<
             )));
         }
     };
+    check_size(keys, size, "attention.value_length")?;
+    if !matches!(family.windows, Windows::Listed { .. }) {
+        return Ok((size, size));
+    }
+    let sliding = keys.size(SLIDING_KEYS, MOST)?;
+    check_size(keys, sliding, "attention.value_length_swa")?;
+    Ok((size, sliding))
+}
+
+/// Heads must have a size that kernels can take, and values that of keys.
+fn check_size(keys: &Keys<'_>, size: usize, values: &str) -> Result<(), ModelError> {
     if !size.is_multiple_of(16) {
         return Err(keys.unsupported(format!("a head size of {size}; multiples of 16 are supported")));
     }
-    match keys.optional_count(VALUES)? {
+    match keys.optional_count(values)? {
         Some(value_size) if value_size != size => Err(keys.unsupported(format!(
             "{} is {value_size}, keys have {size} values; equal sizes are supported",
-            keys.full(VALUES)
+            keys.full(values)
         ))),
-        _ => Ok(size),
+        _ => Ok(()),
     }
 }
 
@@ -68,31 +84,69 @@ pub(super) fn windows(
     layers: usize,
 ) -> Result<Vec<Option<usize>>, ModelError> {
     const WINDOW: &str = "attention.sliding_window";
+    const PATTERN: &str = "attention.sliding_window_pattern";
     const LONGEST: usize = 1 << 24;
-    match family.windows {
-        Windows::Everywhere => {
-            let window = match keys.optional_count(WINDOW)? {
-                None | Some(0) => None,
-                Some(_) => Some(keys.size(WINDOW, LONGEST)?),
-            };
-            Ok(vec![window; layers])
+    let slides = match family.windows {
+        Windows::Nowhere => return Ok(vec![None; layers]),
+        Windows::Everywhere => vec![!matches!(keys.optional_count(WINDOW)?, None | Some(0)); layers],
+        Windows::Alternating { full_every, .. } => {
+            let every = |n: usize| (1..=layers).map(|number| n == 0 || !number.is_multiple_of(n)).collect();
+            match keys.get(PATTERN) {
+                Some(Value::Array(_)) => keys.flags(PATTERN, layers)?,
+                Some(_) => every(keys.optional_count(PATTERN)?.unwrap_or(full_every)),
+                None => every(full_every),
+            }
         }
-        Windows::Alternating { full_every } => {
-            let window = keys.size(WINDOW, LONGEST)?;
-            let slides = alternation(keys, layers, full_every)?;
-            Ok(slides.into_iter().map(|slides| slides.then_some(window)).collect())
-        }
-    }
+        Windows::Listed { .. } => keys.flags(PATTERN, layers)?,
+    };
+    let needed = slides.contains(&true) || family.windows != Windows::Everywhere;
+    let window = if needed { Some(keys.size(WINDOW, LONGEST)?) } else { None };
+    Ok(slides.into_iter().map(|slides| window.filter(|_| slides)).collect())
 }
 
-/// Which layers of a model that alternates see a window. The file may say every how many one sees everything (0: none
-/// does), or of each layer whether it slides.
-fn alternation(keys: &Keys<'_>, layers: usize, default: usize) -> Result<Vec<bool>, ModelError> {
-    const PATTERN: &str = "attention.sliding_window_pattern";
-    let every = match keys.get(PATTERN) {
-        Some(Value::Array(_)) => return keys.flags(PATTERN, layers),
-        Some(_) => keys.optional_count(PATTERN)?.unwrap_or(default),
-        None => default,
+/// What the scores of a model are multiplied by.
+pub(super) fn scale(family: &Family, layers: usize, hidden: usize, heads: usize, head_size: usize) -> f32 {
+    let size = match family.scores {
+        Scores::Plain => return 1.0,
+        Scores::ByWidthAt { layers: number } if number == layers => hidden / heads,
+        Scores::ByWidthAt { .. } | Scores::ByHead => head_size,
     };
-    Ok((1..=layers).map(|number| every == 0 || !number.is_multiple_of(every)).collect())
+    1.0 / (size as f32).sqrt()
+}
+
+/// The soft caps of scores and of logits; 0: none.
+pub(super) fn soft_caps(keys: &Keys<'_>, family: &Family) -> Result<(f32, f32), ModelError> {
+    let cap = |name: &str| keys.number(name, 1e-3, 1e6);
+    Ok(match family.soft_caps {
+        SoftCaps::None => (0.0, 0.0),
+        SoftCaps::Logits => (0.0, cap("final_logit_softcapping")?),
+        SoftCaps::LogitsAndScores => (cap("attn_logit_softcapping")?, cap("final_logit_softcapping")?),
+    })
+}
+
+/// For each layer, the earlier one whose keys and values it looks at; none where it has its own. Of the last layers that
+/// have none, each takes those of the last layer before them that sees as much.
+pub(super) fn shared(
+    keys: &Keys<'_>,
+    family: &Family,
+    windows: &[Option<usize>],
+) -> Result<Vec<Option<usize>>, ModelError> {
+    const SHARED: &str = "attention.shared_kv_layers";
+    let layers = windows.len();
+    let shared = if family.shared_caches { keys.optional_count(SHARED)?.unwrap_or(0) } else { 0 };
+    let own = layers.saturating_sub(shared);
+    (0..layers)
+        .map(|layer| {
+            if layer < own {
+                return Ok(None);
+            }
+            match windows[..own].iter().rposition(|window| *window == windows[layer]) {
+                Some(from) => Ok(Some(from)),
+                None => Err(keys.unsupported(format!(
+                    "{} is {shared}; of the {own} layers before them none sees as much as layer {layer}",
+                    keys.full(SHARED)
+                ))),
+            }
+        })
+        .collect()
 }

@@ -3,12 +3,14 @@
 
 mod attention;
 mod families;
+mod feed_forward;
 mod reader;
 mod rope;
 
-pub use families::{Family, Windows};
+pub use families::{Family, Scores, SoftCaps, Windows};
+pub use feed_forward::{ExpertsConfig, FeedForward};
 pub use reader::Keys;
-pub use rope::Rope;
+pub use rope::{Divisors, FREQS, LONG, Rope, SHORT, Scaling};
 
 use super::error::ModelError;
 use super::keys;
@@ -33,6 +35,10 @@ pub struct CausalConfig {
     pub epsilon: f32,
     /// Embeddings are multiplied by it.
     pub embedding_scale: f32,
+    /// Logits become `softcap * tanh(logit / softcap)`; 0 leaves them.
+    pub softcap: f32,
+    /// Values of the input that each layer has of its own; 0: none has any.
+    pub layer_input: usize,
 }
 
 /// What differs from layer to layer.
@@ -50,31 +56,16 @@ pub struct LayerConfig {
     pub window: Option<usize>,
     /// Scores are multiplied by it.
     pub scale: f32,
+    /// Then they become `softcap * tanh(score / softcap)`; 0 leaves them.
+    pub softcap: f32,
+    /// There is no value matrix: the raw keys are the values.
+    pub keys_are_values: bool,
     /// Index of the rotary embedding in [`CausalConfig::ropes`].
     pub rope: usize,
     /// The earlier layer whose keys and values this one sees; none: its own.
     pub kv_from: Option<usize>,
     /// The feed-forward network.
     pub feed_forward: FeedForward,
-}
-
-/// A layer's feed-forward network.
-#[derive(Debug, Clone, PartialEq)]
-pub enum FeedForward {
-    /// One gated network.
-    Dense {
-        /// Its inner values.
-        inner: usize,
-    },
-}
-
-impl FeedForward {
-    /// Inner values of the dense network.
-    pub fn inner(&self) -> usize {
-        match self {
-            Self::Dense { inner } => *inner,
-        }
-    }
 }
 
 impl LayerConfig {
@@ -119,34 +110,48 @@ impl CausalConfig {
         let count = keys.size("block_count", 4096)?;
         let hidden = keys.size("embedding_length", 1 << 20)?;
         let heads = attention::heads(&keys, count)?;
-        let head_size = attention::head_size(&keys, hidden, heads[0].heads)?;
+        let width = heads[0].heads;
+        let (full_size, sliding_size) = attention::head_sizes(&keys, family, hidden, width)?;
         let windows = attention::windows(&keys, family, count)?;
-        let full = rope::full(&keys, family, head_size)?;
+        let shared = attention::shared(&keys, family, &windows)?;
+        let (softcap, logit_cap) = attention::soft_caps(&keys, family)?;
+        let full = rope::full(&keys, family, full_size)?;
         let sliding = match family.windows {
-            Windows::Everywhere => full,
-            Windows::Alternating { .. } => rope::sliding(&keys, &full)?,
+            Windows::Alternating { rope_base: Some(base), .. } => rope::sliding(&keys, &full, base, None)?,
+            Windows::Listed { rope_base } => {
+                rope::sliding(&keys, &full, rope_base, Some(("rope.dimension_count_swa", sliding_size)))?
+            }
+            _ => full,
         };
-        // The 27B model of Gemma 3 alone scales by the width per head rather than by the head size.
-        let scaled_by =
-            if family.architecture == "gemma3" && count == 62 { hidden / heads[0].heads } else { head_size };
-        let inner = keys.sizes("feed_forward_length", count, 1 << 22)?;
+        let feed_forward = feed_forward::read(&keys, family, count)?;
         let mut ropes = Vec::new();
-        let layers = heads
-            .iter()
-            .zip(windows)
-            .zip(inner)
-            .map(|((counts, window), inner)| LayerConfig {
-                heads: counts.heads,
-                kv_heads: counts.kv_heads,
-                key_size: head_size,
-                value_size: head_size,
-                window,
-                scale: 1.0 / (scaled_by as f32).sqrt(),
-                rope: index_of(&mut ropes, if window.is_some() { sliding } else { full }),
-                kv_from: None,
-                feed_forward: FeedForward::Dense { inner },
+        let layers = (0..count)
+            .map(|index| {
+                let window = windows[index];
+                let (head_size, rope) =
+                    if window.is_some() { (sliding_size, sliding) } else { (full_size, full) };
+                let value_matrix = format!("blk.{index}.attn_v.weight");
+                LayerConfig {
+                    heads: heads[index].heads,
+                    kv_heads: heads[index].kv_heads,
+                    key_size: head_size,
+                    value_size: head_size,
+                    window,
+                    scale: attention::scale(family, count, hidden, width, head_size),
+                    softcap,
+                    keys_are_values: family.raw_key_values
+                        && window.is_none()
+                        && gguf.tensor(&value_matrix).is_none(),
+                    rope: index_of(&mut ropes, rope),
+                    kv_from: shared[index],
+                    feed_forward: feed_forward[index].clone(),
+                }
             })
             .collect();
+        let layer_input = match family.layer_inputs {
+            true => keys.optional_count("embedding_length_per_layer_input")?.unwrap_or(0),
+            false => 0,
+        };
         let vocabulary = gguf
             .tensor("token_embd.weight")
             .and_then(|tensor| tensor.shape.get(1))
@@ -160,14 +165,18 @@ impl CausalConfig {
             context: keys.size("context_length", 1 << 28)?,
             epsilon: keys.number("attention.layer_norm_rms_epsilon", 1e-12, 0.1)?,
             embedding_scale: if family.scaled_embeddings { (hidden as f32).sqrt() } else { 1.0 },
+            softcap: logit_cap,
+            layer_input,
         };
         keys::check(&keys, &config)?;
         Ok(config)
     }
+}
 
-    /// Where the layer's keys and values are: its own index, or that of the layer it shares them with.
-    pub fn cache_of(&self, layer: usize) -> usize {
-        self.layers[layer].kv_from.unwrap_or(layer)
+impl CausalConfig {
+    /// Whether its passes need kernels for whole rows besides products and attention.
+    pub fn needs_stream_kernels(&self) -> bool {
+        self.softcap > 0.0 || self.layer_input > 0 || self.family.layer_scales
     }
 }
 

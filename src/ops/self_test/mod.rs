@@ -4,6 +4,7 @@ mod attention;
 mod experts;
 mod head;
 mod products;
+mod stream;
 
 use super::kernels::{Kernels, OpsError};
 use super::{Format, Scales, TILE};
@@ -12,6 +13,7 @@ use crate::device::{Buffer, Device, Purpose};
 pub use attention::Heads;
 pub use experts::self_test_moe;
 pub use head::self_test_head;
+pub use stream::self_test_stream;
 
 /// Numbers in [-1, 1) that are the same every time.
 struct Sequence(u32);

@@ -1,14 +1,16 @@
 //! The launches of a pass, one op after the other.
 
+mod feed_forward;
+
 use super::layer::Layer;
 use super::{Causal, Logits};
 use crate::device::Buffer;
 use crate::model::config::{CausalConfig, LayerConfig};
 use crate::model::error::ModelError;
-use crate::model::gate_up::GateUp;
 use crate::model::pass::Pass;
 use crate::ops::{
-    ATTENTION_START, Attention, CacheKind, Finish, Heads, Matrix, Output, ROTATE_START, Rotation, RowInput,
+    ATTENTION_START, Attention, CacheKind, Finish, Heads, Matrix, Output, Parts, ROTATE_START, Rotation,
+    RowInput,
 };
 
 /// A pass of `rows` rows through `model`.
@@ -17,14 +19,16 @@ use crate::ops::{
 /// What the device says.
 pub(super) fn pass(model: &Causal, rows: usize, logits: Logits) -> Result<Pass, ModelError> {
     let mut builder = Builder { model, rows, pass: Pass::default(), at: 0, branch_norm: None };
-    let last = model.layers.len() - 1;
+    builder.layer_inputs()?;
+    // Where only keys and values are wanted, the last layer that has any of its own ends the pass.
+    let last = model.layers.iter().rposition(|layer| layer.config.kv_from.is_none());
     for (index, layer) in model.layers.iter().enumerate() {
         builder.attention_inputs(layer)?;
-        if index == last && logits == Logits::None {
-            return Ok(builder.pass); // keys and values of the last layer are all that is wanted of it
+        if logits == Logits::None && Some(index) == last {
+            return Ok(builder.pass);
         }
         builder.attention(layer)?;
-        builder.feed_forward(layer)?;
+        builder.second_half(index, layer)?;
     }
     builder.head(logits)?;
     Ok(builder.pass)
@@ -38,6 +42,10 @@ pub(super) fn heads(config: &CausalConfig, cache: CacheKind) -> Vec<Heads> {
             pairing: rope.pairing,
             rotated_pairs: rope.pairs,
             norms: config.family.head_norms,
+            value_norms: config.family.value_norms,
+            keys_are_values: layer.keys_are_values,
+            bias: config.family.qkv_biases,
+            softcap: layer.softcap > 0.0,
             ..Heads::plain(layer.key_size, cache)
         }
     };
@@ -63,15 +71,45 @@ impl<'a> Builder<'a> {
         &self.model.scratch.residual[self.at]
     }
 
+    /// Where the stream goes next.
+    fn other_residual(&self) -> &'a Buffer {
+        &self.model.scratch.residual[1 - self.at]
+    }
+
+    /// Rows as long as the stream's, to put something into.
+    fn stream_rows(&self, rows: &'a Buffer) -> Output<'a> {
+        Output { rows, at: 0, stride: self.model.strides.hidden }
+    }
+
+    /// The inputs that layers have of their own: what the host has embedded, and what the first rows make.
+    fn layer_inputs(&mut self) -> Result<(), ModelError> {
+        let model = self.model;
+        let (Some(inputs), Some(scratch)) = (&model.inputs, &model.scratch.inputs) else { return Ok(()) };
+        let rows = self.plain(self.residual(), model.config.hidden, model.strides.hidden);
+        let output = Output { rows: &scratch.parts, at: 0, stride: scratch.stride };
+        self.products(rows, &[(&inputs.projection, Finish::Store, output)])?;
+        let parts = Parts {
+            parts: &scratch.parts,
+            embedded: &scratch.embedded,
+            weight: &inputs.norm,
+            scale: 1.0 / (model.config.hidden as f32).sqrt(),
+            share: std::f32::consts::FRAC_1_SQRT_2,
+            count: model.layers.len(),
+            size: model.config.layer_input,
+            stride: scratch.stride,
+            epsilon: model.config.epsilon,
+        };
+        self.pass.push(model.kernels.mix_parts(&model.device, &parts, self.rows)?);
+        Ok(())
+    }
+
     /// The residual stream as an input, with what waits to be added to it.
     fn normed(&self, norm: &'a Buffer) -> RowInput<'a> {
         let model = self.model;
         RowInput {
             rows: self.residual(),
             at: 0,
-            branch: self
-                .branch_norm
-                .map(|weight| (&model.scratch.branch, weight, &model.scratch.residual[1 - self.at])),
+            branch: self.branch_norm.map(|weight| (&model.scratch.branch, weight, self.other_residual())),
             norm: Some(norm),
             n: model.config.hidden,
             stride: model.strides.hidden,
@@ -118,7 +156,8 @@ impl<'a> Builder<'a> {
 
     fn attention_inputs(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
         let model = self.model;
-        let products: Vec<_> = layer
+        let weights = &layer.weights;
+        let products: Vec<_> = weights
             .qkv
             .iter()
             .map(|(matrix, at)| {
@@ -126,7 +165,7 @@ impl<'a> Builder<'a> {
                 (matrix, Finish::Store, output)
             })
             .collect();
-        self.products(self.normed(&layer.attention_norm), &products)?;
+        self.products(self.normed(&weights.attention_norm), &products)?;
         self.joined();
         let rotation = Rotation {
             qkv: &model.scratch.qkv,
@@ -134,13 +173,13 @@ impl<'a> Builder<'a> {
             q_heads: layer.config.heads,
             k_at: layer.places.k_at,
             v_at: layer.places.v_at,
-            bias: None,
+            bias: weights.qkv_bias.as_ref(),
             angles: &layer.angles,
             half_rotated: layer.rope.pairs,
             pairing: layer.rope.pairing,
-            norms: layer.head_norms.as_ref().map(|(q, k)| (q, k)),
-            value_norms: false,
-            queries_only: false,
+            norms: weights.head_norms.as_ref().map(|(q, k)| (q, k)),
+            value_norms: model.config.family.value_norms,
+            queries_only: layer.config.kv_from.is_some(),
             epsilon: model.config.epsilon,
         };
         let launch = model.kernels.rotate_and_cache(&model.device, &rotation, &layer.cache, self.rows)?;
@@ -161,34 +200,13 @@ impl<'a> Builder<'a> {
             window: layer.config.window,
             canvas: false,
             scale: layer.config.scale,
-            softcap: 0.0,
+            softcap: layer.config.softcap,
         };
         let launch = model.kernels.attention(&model.device, &attention, &layer.cache, self.rows)?;
         self.pass.push_positioned(launch, ATTENTION_START);
         let input = self.plain(attended, width, stride);
-        self.branch(input, &layer.output, layer.branch_norms.as_ref().map(|(norm, _)| norm))
-    }
-
-    fn feed_forward(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
-        let model = self.model;
-        let activation = model.config.family.activation;
-        let width = layer.config.feed_forward.inner();
-        let (gate, _) = model.scratch.gate.rows(width)?;
-        let (inner, stride) = model.scratch.inner.rows(width)?;
-        let rows = |rows| Output { rows, at: 0, stride };
-        let input = self.normed(&layer.feed_forward_norm);
-        match &layer.gate_up {
-            GateUp::Joined(matrix) => {
-                self.products(input, &[(matrix, Finish::Gated(activation), rows(inner))])?;
-            }
-            GateUp::Apart(first, up) => self.products(
-                input,
-                &[(first, Finish::Store, rows(gate)), (up, Finish::GatedWith(activation, gate), rows(inner))],
-            )?,
-        }
-        self.joined();
-        let input = self.plain(inner, width, stride);
-        self.branch(input, &layer.down, layer.branch_norms.as_ref().map(|(_, norm)| norm))
+        let weights = &layer.weights;
+        self.branch(input, &weights.output, weights.branch_norms.as_ref().map(|(norm, _)| norm))
     }
 
     /// The last product of a branch: added to the stream at once, or left to be normed first.
@@ -216,6 +234,12 @@ impl<'a> Builder<'a> {
             self.rows = 1;
         }
         let output = Output { rows: &model.scratch.logits, at: 0, stride: model.strides.logits };
-        self.products(input, &[(&model.head, Finish::Store, output)])
+        self.products(input, &[(&model.head, Finish::Store, output)])?;
+        if model.config.softcap > 0.0 {
+            let (logits, n, cap) = (&model.scratch.logits, model.config.vocabulary, model.config.softcap);
+            let stride = model.strides.logits;
+            self.pass.push(model.kernels.cap_rows(&model.device, logits, self.rows, n, stride, cap)?);
+        }
+        Ok(())
     }
 }
