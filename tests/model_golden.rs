@@ -11,8 +11,19 @@ use axe::ops::CacheKind;
 use support::{device, fixture, golden, open_model};
 
 /// The families of which there is a tiny model.
-const FAMILIES: [&str; 9] =
-    ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "gemma4e"];
+const FAMILIES: [&str; 11] = [
+    "llama",
+    "llama3",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "gemma4e",
+    "qwen3moe",
+    "deepseek2",
+];
 
 /// Largest difference of logits over the golden sequence, fed `width` tokens a pass.
 fn largest_difference(topic: &str, name: &str, width: usize) -> f32 {

@@ -77,7 +77,11 @@ fn keys_that_ask_for_what_is_not_done_are_refused_with_their_value() {
         (LLAMA, text("llama.new.trick", "yes"), "llama.new.trick is the string `yes`"),
         (LLAMA, text("llama.rope.scaling.type", "dynamic"), "llama.rope.scaling.type is 'dynamic'"),
         (LLAMA, text("llama.rope.scaling.type", "yarn"), "key `llama.rope.scaling.factor` is missing"),
-        (LLAMA, text("llama.rope.scaling.type", "longrope"), "rope_factors_long.weight and rope_factors_short"),
+        (
+            LLAMA,
+            text("llama.rope.scaling.type", "longrope"),
+            "rope_factors_long.weight and rope_factors_short",
+        ),
         (LLAMA, number("llama.rope.scaling.factor", f32::NAN), "llama.rope.scaling.factor is NaN"),
         (LLAMA, count("llama.attention.sliding_window_pattern", 6), "sliding_window_pattern is the u32 6"),
         (GEMMA3, count("gemma3.vocab_size", 511), "token_embd.weight has 512 rows"),

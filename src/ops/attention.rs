@@ -191,6 +191,11 @@ impl Cache {
         check(op, !self.latent || value <= key, || format!("values of {value} in keys of {key}"))
     }
 
+    /// Bytes of a cache of latents.
+    pub fn latent_bytes(kind: CacheKind, head_size: usize, positions: usize) -> usize {
+        kind.bytes() * head_size * round_up(positions, TILE)
+    }
+
     /// Bytes of a cache of that size, value heads being as large as keys.
     pub fn bytes(kind: CacheKind, heads: usize, head_size: usize, positions: usize) -> usize {
         2 * kind.bytes() * heads * head_size * round_up(positions, TILE)

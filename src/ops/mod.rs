@@ -29,7 +29,8 @@ pub use kernels::{Kernels, OpsError, Products};
 pub use latent::{HeadMatrices, HeadRows, LATENT_START, LatentRotation};
 pub use matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
 pub use moe::{
-    COMBINE_SCALAR, CombineInput, Experts, Routing, combine_reference, expert_reference, route_reference,
+    COMBINE_SCALAR, Choice, CombineInput, ExpertGroups, Experts, Router, Routing, Scoring, choice_reference,
+    combine_reference, expert_reference, route_reference,
 };
 pub use peak::{Peak, seconds};
 pub use self_test::{Heads, self_test, self_test_head, self_test_moe, self_test_stream};
