@@ -129,8 +129,8 @@ EXPLICIT_VECTOR kernel void rotate_and_cache_latent(global float* rows, global c
 // R looks at the cache of one key-value head; a look is one query head of one row: look l is head l % heads of row l / heads.
 // Row r, at position p, sees positions from p - window + 1 to p; with a canvas of that many rows at `anchor`, every row sees
 // from anchor - window + 1 to the canvas's end. A look past the last is computed as the last and not stored. Tiles and order
-// of addition are the same for every R; a tile that a row does not see leaves its sums as they are, bit for bit. What
-// differs is what stays in registers: BLOCKS times 16 positions are scored at once, even and odd values of a head in PASSES
+// of addition are the same for every R; a position that a row does not see leaves its sums as they are, bit for bit but
+// for the sign of a zero, which is dropped at the end. What differs is what stays in registers: BLOCKS times 16 positions are scored at once, even and odd values of a head in PASSES
 // passes, and up to WIDE times 16 values of the result made at once.
 #define ATTEND(R, BLOCKS, PASSES, WIDE)                                                                                \
     inline void attend_##R(global const float* q, int stride, global const cached* keys, global const cached* values,      \
@@ -227,7 +227,7 @@ EXPLICIT_VECTOR kernel void rotate_and_cache_latent(global float* rows, global c
         }                                                                                                              \
         for (int r = 0; r < count; r++)                                                                                \
             for (int i = 0; i < COLUMNS; i++)                                                                          \
-                vstore16(acc[r][i] / total[r], i, out + (size_t)(r / heads) * out_stride + r % heads * VALUE);         \
+                vstore16(acc[r][i] / total[r] + 0.0f, i, out + (size_t)(r / heads) * out_stride + r % heads * VALUE);  \
     }
 
 // The largest of 8, 4, 2 and 1 that is no more than most and divides n; n itself where that is small enough.

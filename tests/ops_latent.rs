@@ -123,8 +123,9 @@ fn head_products_hold(
 #[test]
 fn products_of_heads_are_those_of_matmul() {
     for (device, kernels) in flavours() {
-        for format in Format::ALL {
-            check(4, &Products::strategy(format), |case| {
+        // Sums by 32 and by 16 columns, blocks of 32 and of 256, plain numbers.
+        for format in [Format::F32, Format::Q8_0, Format::Q4K, Format::Q6K] {
+            check(if simulated() { 4 } else { 8 }, &Products::strategy(format), |case| {
                 head_products_hold(&device, &kernels, format, &case)
             });
         }

@@ -670,12 +670,13 @@ fn choose(
     let rows = logits.len() / case.experts;
     let routing = Routing::new(device, case.experts, case.top, rows).unwrap();
     let chosen = poisoned(device, rows * case.top);
+    let (bias, scales) = (upload(device, bias), upload(device, scales));
     let router = Router {
         logits: &upload(device, logits),
         stride: case.experts,
         choice: case.choice,
-        bias: case.biased.then_some(&upload(device, bias)),
-        expert_scales: case.scaled.then_some(&upload(device, scales)),
+        bias: case.biased.then_some(&bias),
+        expert_scales: case.scaled.then_some(&scales),
     };
     device.enqueue(&kernels.choose_experts(device, &router, &chosen, &routing, rows).unwrap()).unwrap();
     let chosen = download(device, &chosen).iter().map(|v| v.to_bits() as usize).collect();

@@ -33,7 +33,10 @@ pub use moe::{
     combine_reference, expert_reference, route_reference,
 };
 pub use peak::{Peak, seconds};
-pub use self_test::{Heads, self_test, self_test_head, self_test_moe, self_test_stream};
+pub use self_test::{
+    Heads, LatentHeads, self_test, self_test_head, self_test_latent, self_test_moe, self_test_products,
+    self_test_router, self_test_stream,
+};
 pub use stream::{Join, Parts, cap_reference, gate_reference, join_reference, mix_reference};
 
 /// Values by which activation rows are padded: the widest block of a weight format.

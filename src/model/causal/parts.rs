@@ -80,6 +80,16 @@ impl Parts {
         formats
     }
 
+    /// The kernels' formats of heads' own matrices.
+    pub(super) fn head_formats(&self) -> Vec<Format> {
+        let latents = self.layers.iter().filter_map(|layer| layer.latent.as_ref());
+        let matrices = latents.flat_map(|latent| [latent.to_latent, latent.from_latent]);
+        let mut formats: Vec<Format> = matrices.map(|matrix| self.blueprints[matrix].format()).collect();
+        formats.sort_unstable();
+        formats.dedup();
+        formats
+    }
+
     /// Rows of the scratch buffers: only what these layers use.
     pub(super) fn scratch_rows(&self, config: &CausalConfig, pass: usize, logits: usize) -> ScratchRows {
         let apart = self
