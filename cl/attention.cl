@@ -202,7 +202,8 @@ EXPLICIT_VECTOR kernel void rotate_and_cache_latent(global float* rows, global c
                 best[r] = m;                                                                                           \
                 float16 sum = 0.0f;                                                                                    \
                 for (int b = 0; b < TILE / 16; b++) {                                                                  \
-                    float16 e = exp(vload16(b, weight[r]) - m);                                                        \
+                    /* Weights too small to count are zero: denormals cost a hundred times as much. */                 \
+                    float16 e = flush_tiny(exp(vload16(b, weight[r]) - m));                                            \
                     sum += e;                                                                                          \
                     vstore16(e, b, weight[r]);                                                                         \
                 }                                                                                                      \

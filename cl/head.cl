@@ -122,8 +122,8 @@ inline int take_logits(float16* w, float* share, Part* part, int first, int voca
     }
     a = fmax(a - part->peak, (float16)NO_SHARE);
     b = fmax(b - part->peak, (float16)NO_SHARE);
-    w[0] = exp(a);
-    w[1] = exp(b);
+    w[0] = flush_tiny(exp(a)); // a denormal costs a hundred times as much to multiply, and says nothing
+    w[1] = flush_tiny(exp(b));
     part->total += sum_lanes(w[0] + w[1]);
     part->weighted += sum_lanes(fma(a, w[0], b * w[1]));
     return 1;

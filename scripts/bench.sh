@@ -3,6 +3,8 @@
 #
 # usage: scripts/bench.sh [--peer] [--rounds N] [--models NAME,…] [--quick] [--threads N] [--json FILE]
 #        scripts/bench.sh diffusion [--peer] [--rounds N] [--quick] [--threads N] [--json FILE]
+#        scripts/bench.sh block-scaling [--peer] [--rounds N] [--models NAME,…] [--sets NAME,…] [--blocks B,…] [--context N]
+#                         [--temp T] [--tokens N] [--quick] [--threads N] [--json FILE]
 #        scripts/bench.sh kernels [ARGUMENT…]
 #
 #   --peer          also llama.cpp's CPU build (from PyPI, kept in .axe/bench-venv), on the same file with as many threads
@@ -14,9 +16,17 @@
 #
 #   diffusion       denoising steps of a random DiffusionGemma of a billion parameters; with --peer beside PyTorch, in f32
 #                   and bf16 (a venv in .axe, several GB to fetch)
+#   block-scaling   decoding at several block sizes, on the texts of scripts/prompts; with --peer beside llama.cpp, the better
+#                   of its plain decoding and its own n-gram speculation for each set of texts (3 rounds)
+#   --sets LIST     which texts (prose,code,editing,extraction,chat)
+#   --blocks LIST   block sizes, auto among them (1,4,8,16,auto)
+#   --context N     positions of the cache (2048)
+#   --temp T        temperature; 0 is greedy (0)
+#   --tokens N      most tokens of an answer (128); fewer where it comes to an end before
 #   kernels         every kernel by itself: GB/s and GFLOP/s as a share of what this device can do (axed bench-ops)
 #
-# Run it on a quiet machine; it warns when other processes took part. scripts/lib/bench.py says how it measures.
+# Run it on a quiet machine; it warns when other processes took part. scripts/lib/bench.py and bench_blocks.py say how they
+# measure.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=scripts/lib/common.sh
@@ -31,6 +41,7 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 . "$here/lib/daemon.sh"
 
 peer='' rounds='' models=smollm2,gemma3-270m quick='' threads=$(nproc) json='' kernels='' diffusion=''
+block_scaling='' sets='' blocks=1,4,8,16,auto context=2048 temp=0 tokens='' of_scaling=''
 
 # value_of FLAG COUNT VALUE: the value of a flag that needs one.
 value_of() {
@@ -50,10 +61,12 @@ while (($#)); do
             break
             ;;
         diffusion) diffusion=1 ;;
+        block-scaling) block_scaling=1 ;;
         --peer) peer=1 ;;
         --quick) quick=1 ;;
-        --rounds | --models | --threads | --json)
+        --rounds | --models | --threads | --json | --sets | --blocks | --context | --temp | --tokens)
             value=$(value_of "$1" $# "${2:-}")
+            [[ ! " --sets --blocks --context --temp --tokens " == *" $1 "* ]] || of_scaling=$1
             printf -v "${1#--}" '%s' "$value"
             shift
             ;;
@@ -61,10 +74,24 @@ while (($#)); do
     esac
     shift
 done
-rounds=${rounds:-$([[ $quick ]] && echo 2 || echo 5)}
-for number in "$rounds" "$threads"; do
+[[ $block_scaling || ! $of_scaling ]] || die_usage "$of_scaling belongs to block-scaling (see --help)"
+usual=5
+[[ ! $block_scaling ]] || usual=3
+rounds=${rounds:-$([[ $quick ]] && echo 2 || echo "$usual")}
+tokens=${tokens:-$([[ $quick ]] && echo 24 || echo 128)}
+for number in "$rounds" "$threads" "$tokens"; do
     [[ $number =~ ^[1-9][0-9]{0,3}$ ]] || die_usage "'$number' is not a number from 1 to 9999 (see --help)"
 done
+[[ $context =~ ^[1-9][0-9]{2,6}$ ]] || die_usage "--context '$context' is not a number from 100 to 9999999 (see --help)"
+[[ $temp =~ ^([01](\.[0-9]+)?|2(\.0+)?)$ ]] || die_usage "--temp '$temp' is not a number from 0 to 2 (see --help)"
+[[ $blocks =~ ^(auto|[1-9]|1[0-6])(,(auto|[1-9]|1[0-6]))*$ ]] ||
+    die_usage "--blocks '$blocks' is no list of auto and numbers from 1 to 16 (see --help)"
+if [[ $sets ]]; then
+    IFS=, read -ra names <<<"$sets"
+    for name in "${names[@]}"; do
+        [[ $name && -d $here/prompts/$name ]] || die_usage "--sets: there are no texts '$name' in scripts/prompts (see --help)"
+    done
+fi
 ((threads <= $(nproc))) || die_usage "--threads $threads: there are $(nproc) processors here"
 
 "$here/setup.sh" --no-model
@@ -128,10 +155,17 @@ if [[ $json ]]; then
     options+=(--json "$json")
 fi
 
-prefill=512 decode=128
-[[ ! $quick ]] || prefill=128 decode=24
 runtime=$(opencl_devices "${OCL_ICD_VENDORS:-}" | awk -F '\t' 'NR == 1 { print $2 " " $4 }')
 cd "$AXE_ROOT"
+if [[ $block_scaling ]]; then
+    [[ ! $sets ]] || options+=(--sets "$sets")
+    [[ ! $quick ]] || options+=(--quick)
+    exec python3 "$AXE_LIB/bench_blocks.py" --axed "$AXE_BIN/axed" --prompts "$here/prompts" --blocks "$blocks" \
+        --context "$context" --temperature "$temp" --tokens "$tokens" --rounds "$rounds" --threads "$threads" \
+        --build "$(build_name)" --runtime "${runtime:-none}" "${options[@]}" "${specs[@]}"
+fi
+prefill=512 decode=128
+[[ ! $quick ]] || prefill=128 decode=24
 exec python3 "$AXE_LIB/bench.py" --axed "$AXE_BIN/axed" --port "$(free_port)" --rounds "$rounds" --threads "$threads" \
     --prefill "$prefill" --decode "$decode" --build "$(build_name)" --runtime "${runtime:-none}" \
     "${options[@]}" "${specs[@]}"

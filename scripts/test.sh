@@ -71,7 +71,7 @@ test_targets() {
 # What depends on the device: the rooms next to it, and the tests that cross rooms.
 device_tests() {
     local targets
-    mapfile -t targets < <(test_targets 'ops*' 'device*' 'kernel*' 'width*' 'model*')
+    mapfile -t targets < <(test_targets 'ops*' 'device*' 'kernel*' 'width*' 'model*' 'block*')
     cargo test --release --locked --no-fail-fast --lib "${targets[@]}"
 }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
+use crate::decode::{BlockOptions, BlockSize};
 use crate::model::diffusion_gemma::{DenseWeights, ExpertWeights};
 use crate::ops::CacheKind;
 use source::Sources;
@@ -138,6 +139,8 @@ pub struct Config {
     pub sampling: SamplingConfig,
     /// How canvases are denoised.
     pub denoising: DenoisingConfig,
+    /// How causal models are decoded.
+    pub decode: BlockOptions,
 }
 
 /// `[model]`
@@ -151,7 +154,9 @@ pub struct ModelConfig {
     pub aliases: Vec<String>,
     /// A Jinja file that replaces the checkpoint's chat template.
     pub chat_template: Option<PathBuf>,
-    /// Positions of the cache (prompt and output); the smaller of 8192 and the model's own when unset.
+    /// Whether what the model thinks, between the tokens for it, is told apart from the reply.
+    pub thoughts_apart: bool,
+    /// Positions of the cache (prompt and output); chosen at start when unset.
     pub context_length: Option<usize>,
     /// What becomes of plain expert weights of a Hugging Face directory.
     pub experts: ExpertWeights,
@@ -343,6 +348,10 @@ impl Config {
             log: read_log(&mut s)?,
             sampling: read_sampling(&mut s)?,
             denoising: DenoisingConfig { bar_immediate_end: s.any("denoising.bar_immediate_end", true)? },
+            decode: BlockOptions {
+                size: s.any("decode.block_size", BlockSize::Auto)?,
+                pool: s.any("decode.ngram_pool", false)?,
+            },
         };
         s.finish()?;
         if !config.server.host.is_loopback() && config.server.api_keys.is_empty() {
@@ -369,6 +378,7 @@ fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
         served_name: s.text("model.served_name")?,
         aliases: s.any("model.aliases", Vec::new())?,
         chat_template: s.path("model.chat_template")?,
+        thoughts_apart: s.any("model.thoughts_apart", true)?,
         // One position for the prompt and one for the output are the least.
         context_length: nonzero(s.checked(
             "model.context_length",
@@ -621,7 +631,7 @@ mod tests {
         assert_eq!(
             error,
             "FILE: unknown key `srever.port` (found integer 1); expected one of: model, device, server, admin, log, sampling, \
-             denoising"
+             denoising, decode"
         );
         let error = read("port = 1", &[], vec![]).unwrap_err();
         assert!(error.starts_with("FILE: unknown key `port` (found integer 1)"), "{error}");
@@ -691,6 +701,23 @@ mod tests {
         assert!(read("[model]\ncontext_length = 1", &[], vec![]).unwrap_err().contains("from 2 to"));
         assert_eq!(read("[model]\ncontext_length = 2", &[], vec![]).unwrap().model.context_length, Some(2));
         assert_eq!(read("[model]\ncontext_length = 0", &[], vec![]).unwrap().model.context_length, None);
+    }
+
+    #[test]
+    fn a_block_size_is_auto_or_a_number_of_rows() {
+        let size = |toml: &str, env: &[(&str, &str)]| Ok(read(toml, env, vec![])?.decode.size);
+        assert_eq!(size("", &[]), Ok(BlockSize::Auto));
+        assert_eq!(size("[decode]\nblock_size = 4", &[]), Ok(BlockSize::Fixed(4)));
+        assert_eq!(size("[decode]\nblock_size = \"16\"", &[]), Ok(BlockSize::Fixed(16)));
+        assert_eq!(
+            size("[decode]\nblock_size = 4", &[("AXE_DECODE_BLOCK_SIZE", "auto")]),
+            Ok(BlockSize::Auto)
+        );
+        for wrong in ["0", "17", "-1", "\"wide\"", "1.5", "true"] {
+            let error: String = size(&format!("[decode]\nblock_size = {wrong}"), &[]).unwrap_err();
+            assert!(error.ends_with("expected \"auto\" or an integer from 1 to 16"), "{error}");
+        }
+        assert!(read("[decode]\nngram_pool = true", &[], vec![]).unwrap().decode.pool);
     }
 
     #[test]

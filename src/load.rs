@@ -5,7 +5,9 @@ mod causal;
 mod checkpoint;
 mod diffusion;
 mod observed;
+mod planned;
 mod published;
+pub mod startup;
 pub mod text;
 mod vocabulary;
 
@@ -21,17 +23,14 @@ use crate::device::{self, Device, DeviceOptions, DeviceSelector};
 use crate::engine::{LoadProgress, Loaded, Model, ModelKind};
 use crate::text::{ChatTemplate, Tokenizer};
 use observed::Observed;
+use startup::{Choice, Reason};
 
 pub use checkpoint::Checkpoint;
 pub use diffusion::{bar_what_fits, open_diffusion};
+pub use planned::{Plan, plan};
 pub use published::{PublishedText, published_text};
+pub use startup::{DEFAULT_CHUNK, DEFAULT_CONTEXT};
 pub use vocabulary::vocabulary;
-
-/// Context of a request when the configuration names none and the model would allow more.
-pub const DEFAULT_CONTEXT: usize = 8192;
-/// Prompt tokens in one pass when the configuration does not say: enough rows to make a pass compute-bound, few enough
-/// to cancel soon.
-pub const DEFAULT_CHUNK: usize = 256;
 
 /// Which device the configuration means.
 pub fn selector(config: &DeviceConfig) -> DeviceSelector {
@@ -138,14 +137,12 @@ impl Load<'_> {
         Ok(Opened { device, tokenizer, template })
     }
 
-    /// Most prompt tokens in a pass.
-    fn rows(&self) -> usize {
-        self.config.device.prefill_chunk.unwrap_or(DEFAULT_CHUNK)
-    }
-
-    /// Where repacked weights are kept.
-    fn cache_dir(&self) -> Option<PathBuf> {
-        self.config.device.zero_copy.then(|| self.config.device.cache_dir.clone())
+    /// Tells what was chosen.
+    fn chosen(&self, choice: &Choice) {
+        for Reason { what, value, why } in &choice.reasons {
+            tracing::info!("chosen {what}: {value}: {why}");
+        }
+        choice.warnings.iter().for_each(|warning| self.board.warn(warning));
     }
 
     fn preparing(&self, share: f32) {
@@ -181,18 +178,9 @@ impl Load<'_> {
     }
 }
 
-/// The context of a request: what is configured, at most what the model was trained for.
-fn context(load: &Load<'_>, trained: usize) -> usize {
-    match load.config.model.context_length {
-        Some(wanted) if wanted > trained => {
-            load.board.warn(format!(
-                "model.context_length is {wanted}, the model was trained for {trained}: using that"
-            ));
-            trained
-        }
-        Some(wanted) => wanted,
-        None => trained.min(DEFAULT_CONTEXT),
-    }
+/// Where repacked weights are kept.
+fn cache_dir(config: &DeviceConfig) -> Option<PathBuf> {
+    config.zero_copy.then(|| config.cache_dir.clone())
 }
 
 /// A tokenizer must not make ids that the model has no row for. Rows without a token are padding.

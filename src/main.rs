@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use axe::config::{Config, Override};
+use axe::config::Config;
 use clap::{Args, Parser, Subcommand};
 
 /// Serves text generation on OpenCL devices.
@@ -26,6 +26,8 @@ enum Command {
     Serve(Settings),
     /// Generate text without the daemon.
     Run(Box<commands::run::Options>),
+    /// Say what would be chosen for a model, and why, without loading it.
+    Plan(commands::plan::Options),
     /// Write the logits of every position of a text to a safetensors file.
     Logits(commands::logits::Options),
     /// Denoise with a diffusion model, or replay a recorded run on it.
@@ -67,6 +69,9 @@ pub struct Settings {
     /// Port to listen on; 0 is any free one.
     #[arg(short, long, value_name = "PORT")]
     port: Option<String>,
+    /// Most rows of a pass of a causal model: auto, or an integer from 1 to 16. The text does not depend on it.
+    #[arg(short, long, value_name = "B")]
+    block_size: Option<String>,
     /// Sort of device: auto, cpu, gpu or accelerator.
     #[arg(long, value_name = "KIND")]
     device: Option<String>,
@@ -88,13 +93,12 @@ impl Settings {
             ("--context-length", "model.context_length", self.context_length),
             ("--host", "server.host", self.host),
             ("--port", "server.port", self.port),
+            ("--block-size", "decode.block_size", self.block_size),
             ("--device", "device.kind", self.device),
             ("--admin-socket", "admin.socket", path(self.admin_socket)),
             ("--log-level", "log.level", self.log_level),
         ];
-        let flags =
-            flags.into_iter().filter_map(|(flag, key, value)| Some(Override { flag, key, value: value? }));
-        Ok(Config::load(self.config.as_deref(), flags.collect())?)
+        commands::configured(self.config.as_deref(), flags)
     }
 }
 
@@ -107,6 +111,7 @@ fn main() -> ExitCode {
             axe::device::process::leave(u8::from(failed))
         }
         Command::Run(options) => commands::run::run(&options),
+        Command::Plan(options) => commands::plan::run(&options),
         Command::Logits(options) => commands::logits::run(&options),
         Command::Denoise(options) => commands::denoise::run(&options),
         Command::Tokenize(options) => commands::tokenize::run(&options),

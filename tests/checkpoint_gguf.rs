@@ -496,7 +496,8 @@ fn an_unknown_tensor_type_is_named_with_the_supported_ones() {
         let text = refusal(&with_tensors(&[("w", &[256], id, 0)], 4096));
         let expected = format!(
             "tensor `w`, byte 45: found type {shown}, which is not supported, expected one of F32, F16, BF16, Q4_0, \
-             Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4; use a file with a quantisation from this list"
+             Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4; use a file with a \
+             quantisation from this list"
         );
         assert_eq!(text, expected);
     }
@@ -555,6 +556,29 @@ fn a_tensor_past_the_end_is_refused() {
     for offset in [64, 1 << 40, u64::MAX - 31] {
         let text = refusal(&with_tensors(&[("w", &[16], 0, offset)], 64));
         assert!(text.contains(&format!("found 64 bytes at offset {offset} of the tensor data")), "{text}");
+    }
+}
+
+#[test]
+fn every_type_takes_its_blocks_and_no_byte_less() {
+    for ty in GgmlType::ALL {
+        let (values, bytes) = (3 * ty.block_values() as u64, 3 * ty.block_bytes());
+        let (_dir, path) = with_tensors(&[("w", &[values], ty.id(), 0)], bytes).save();
+        assert_eq!(Gguf::open(&path).unwrap().tensor("w").unwrap().ty, ty);
+        let text = refusal(&with_tensors(&[("w", &[values], ty.id(), 0)], bytes - 1));
+        assert!(
+            text.contains(&format!("found {bytes} bytes at offset 0 of the tensor data")),
+            "{ty}: {text}"
+        );
+        // A few bytes that claim to be the weights of a thousand models.
+        let text = refusal(&with_tensors(&[("w", &[values, 1 << 40], ty.id(), 0)], bytes));
+        assert!(text.contains("expected an end within the file"), "{ty}: {text}");
+        if ty.is_quantised() {
+            let half = ty.block_values() as u64 / 2;
+            let text = refusal(&with_tensors(&[("w", &[half, 2], ty.id(), 0)], bytes));
+            let expected = format!("rows of {half} values of type {ty}, expected a multiple of {}", 2 * half);
+            assert!(text.contains(&expected), "{text}");
+        }
     }
 }
 

@@ -389,11 +389,12 @@ fn a_model_that_does_not_fit_is_refused_with_the_numbers() {
     let socket = place.path("admin.sock");
     let serve = ["serve", "-m", text(&model), "--port", "0", "--admin-socket", text(&socket)];
     place.axed_with(&limit, &serve).fails(1, &words);
-    // The weights alone would fit, the cache does not.
-    let limit = [("AXE_DEVICE_MEMORY_LIMIT_MIB", "120")];
-    place
-        .axed_with(&limit, &serve)
-        .fails(1, &["MiB for a context of", "limit is 120 MiB", "[model] context_length"]);
+    // The weights alone would fit, the cache that was asked for does not; it is told which would.
+    let limit = [("AXE_DEVICE_MEMORY_LIMIT_MIB", "120"), ("AXE_MODEL_CONTEXT_LENGTH", "8192")];
+    place.axed_with(&limit, &serve).fails(
+        1,
+        &["MiB for a context of 8192", "limit is 120 MiB", "tokens would fit ([model] context_length)"],
+    );
 }
 
 #[test]

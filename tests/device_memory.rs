@@ -79,6 +79,74 @@ fn a_view_of_host_memory_counts_by_its_bytes() {
 }
 
 #[test]
+fn a_part_is_the_wholes_bytes_and_counts_once() {
+    let device = open_with(None);
+    let step = device.info().base_align.max(4096);
+    let whole = device.alloc(Purpose::Scratch, 4 * step).unwrap();
+    device.fill(&whole, 1).unwrap();
+    let part = device.part(&whole, step..2 * step).unwrap();
+    let beside = device.part(&whole, 2 * step..4 * step).unwrap();
+    assert_eq!((part.size(), part.purpose(), part.is_read_only()), (step, Purpose::Scratch, false));
+    assert_eq!(device.memory().total, 4 * step as u64);
+    device.fill(&part, 7).unwrap();
+    device.write(&beside, 4, &9u32.to_le_bytes()).unwrap();
+    let words = step as u32 / 4;
+    assert_eq!(sum_on_device(&device, &part, words), 7 * words);
+    assert_eq!(sum_on_device(&device, &whole, 4 * words), 7 * words + 3 * words + 8);
+    let overlapping = device.part(&whole, 0..2 * step).unwrap();
+    assert_eq!(sum_on_device(&device, &overlapping, 2 * words), 8 * words);
+    // The last part keeps the whole, which is in the account until then.
+    drop((whole, part, overlapping));
+    assert_eq!(device.memory().total, 4 * step as u64);
+    assert_eq!(sum_on_device(&device, &beside, 2 * words), 2 * words + 8);
+    drop(beside);
+    assert_eq!(device.memory().total, 0);
+}
+
+#[test]
+fn parts_lie_inside_and_take_over_who_may_write() {
+    let device = open_with(None);
+    let whole = device.alloc(Purpose::Scratch, 8192).unwrap();
+    for range in [4096..8193, 8193..8193, usize::MAX - 1..usize::MAX] {
+        let error = device.part(&whole, range.clone()).unwrap_err();
+        assert!(matches!(error, DeviceError::Range { size: 8192, .. }), "{range:?}: {error}");
+    }
+    assert!(matches!(device.part(&whole, 4096..4096), Err(DeviceError::ZeroSize { .. })));
+    assert!(device.part(&whole, 1..4096).is_err(), "no device takes an odd address");
+    let other = open_with(None);
+    assert!(matches!(other.part(&whole, 0..4096), Err(DeviceError::Foreign { .. })));
+    let view = device.wrap(Purpose::Weights, page(), 0..8192).unwrap();
+    let part = device.part(&view, 4096..8192).unwrap();
+    assert!(part.is_read_only());
+    assert_eq!(part.is_zero_copy(), view.is_zero_copy());
+    assert!(matches!(device.write(&part, 0, &[1]), Err(DeviceError::ReadOnly { .. })));
+    assert_eq!(sum_on_device(&device, &part, 1024), (1024u32..2048).sum::<u32>());
+}
+
+/// Bytes of files' pages that this process holds.
+fn resident_file_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssFile:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+#[test]
+fn libraries_work_on_after_their_code_is_released() {
+    let device = open_with(None);
+    let input = device.alloc(Purpose::Scratch, 4096).unwrap();
+    device.fill(&input, 3).unwrap();
+    assert_eq!(sum_on_device(&device, &input, 1024), 3 * 1024);
+    // Other tests may be reading it again at the very same time.
+    let released = (0..50).any(|_| {
+        let before = resident_file_bytes();
+        axe::device::process::release_unused();
+        resident_file_bytes() + (1 << 20) < before
+    });
+    assert!(released || !cfg!(target_env = "gnu"), "nothing is released");
+    assert_eq!(sum_on_device(&device, &input, 1024), 3 * 1024);
+}
+
+#[test]
 fn what_does_not_fit_is_refused_with_numbers_and_leaves_the_account_alone() {
     let device = open_with(Some(1000));
     let first = device.alloc(Purpose::KvCache, 600).unwrap();

@@ -19,6 +19,7 @@ fn request(prompt: &str) -> Request {
         sampling: Sampling::default(),
         stop: Stop { max_tokens: 1000, ..Stop::default() },
         channels: true,
+        drafts: false,
     }
 }
 

@@ -7,23 +7,8 @@ use std::sync::Arc;
 
 use axe::checkpoint::gguf::Gguf;
 use axe::model::{Causal, LoadOptions, Logits};
-use axe::ops::CacheKind;
-use support::{device, fixture, golden, open_model};
-
-/// The families of which there is a tiny model.
-const FAMILIES: [&str; 11] = [
-    "llama",
-    "llama3",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "gemma3",
-    "gemma4",
-    "gemma4e",
-    "qwen3moe",
-    "deepseek2",
-];
+use axe::ops::{CacheKind, choice_reference};
+use support::{FAMILIES, device, fixture, golden, open_model};
 
 /// Largest difference of logits over the golden sequence, fed `width` tokens a pass.
 fn largest_difference(topic: &str, name: &str, width: usize) -> f32 {
@@ -81,6 +66,26 @@ fn a_model_takes_what_its_plan_says() {
             "{name}"
         );
         drop(model);
+    }
+}
+
+#[test]
+fn choices_are_the_largest_logits() {
+    let (ids, _) = golden("causal-families/llama.safetensors");
+    let mut model = open_model(&fixture("causal-families/llama.gguf"), 64, 64, CacheKind::F32);
+    assert!(model.choices().unwrap().is_empty());
+    let vocabulary = model.config().vocabulary;
+    for limit in [vocabulary, vocabulary - 5, 3] {
+        model.limit_choices(limit);
+        for (logits, rows) in [(Logits::All, 11), (Logits::All, 2), (Logits::Last, 1), (Logits::None, 0)] {
+            model.forward(&ids[..rows.max(5)], 0, logits).unwrap();
+            let choices = model.choices().unwrap();
+            assert_eq!(choices.len(), if logits == Logits::All { rows.max(5) } else { rows });
+            for (row, found) in choices.iter().enumerate() {
+                let expected = model.with_logits(row, |logits| choice_reference(&logits[..limit])).unwrap();
+                assert_eq!(*found, expected, "row {row} below {limit}");
+            }
+        }
     }
 }
 

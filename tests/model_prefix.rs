@@ -10,7 +10,7 @@ use axe::checkpoint::gguf::Gguf;
 use axe::decode::{Backend, BlockOptions, CausalBackend, Sampling, Step};
 use axe::model::Logits;
 use axe::ops::CacheKind;
-use support::{fixture, open_model, real_model};
+use support::{FAMILIES, fixture, open_model, real_model};
 
 const CONTEXT: usize = 256;
 /// Prompt tokens in a pass: prompts of these tests take several.
@@ -20,13 +20,18 @@ fn backend(path: &Path) -> CausalBackend {
     CausalBackend::new(open_model(path, CONTEXT, CHUNK, CacheKind::F16), BlockOptions::default())
 }
 
-/// Both families, and a real model; all know the ids below 512.
+/// Two families, and a real model; all know the ids below 512.
 fn models() -> [PathBuf; 3] {
     [
         fixture("causal-families/llama.gguf"),
         fixture("causal-families/gemma3.gguf"),
         real_model("smollm2-135m-instruct-q4_1.gguf"),
     ]
+}
+
+/// The tiny model of each family.
+fn families() -> impl Iterator<Item = PathBuf> {
+    FAMILIES.iter().map(|name| fixture(&format!("causal-families/{name}.gguf")))
 }
 
 fn text(seed: u32, length: usize) -> Vec<u32> {
@@ -105,6 +110,43 @@ fn reuse_of_a_prefix_gives_the_tokens_of_a_cold_run() {
         // The last token of a reply is chosen, but nothing has run on it.
         assert!(cached >= before.len() + reply.len() - 1, "{cached} of {} and a reply", before.len());
         assert_eq!(found, generate(&mut backend(&path), &turn, &Sampling::default(), 8).0);
+    }
+}
+
+#[test]
+fn every_family_goes_on_from_a_prefix_as_from_nothing() {
+    for path in families() {
+        let (mut reused, mut cold) = (backend(&path), backend(&path));
+        let before = text(1, 60);
+        let diverging: Vec<u32> = before[..33].iter().copied().chain(text(2, 20)).collect();
+        generate(&mut reused, &before, &warm(3), 5);
+        let (found, cached) = generate(&mut reused, &diverging, &warm(5), 8);
+        let (expected, none) = generate(&mut cold, &diverging, &warm(5), 8);
+        assert_eq!((cached, none), (33, 0), "{}", path.display());
+        assert_eq!(found, expected, "{}", path.display());
+    }
+}
+
+#[test]
+fn every_row_has_the_same_bits_at_every_width() {
+    for path in families() {
+        let ids = text(4, 41);
+        let mut model = open_model(&path, 64, 41, CacheKind::F16);
+        let mut all = |width: usize| -> Vec<Vec<u32>> {
+            let mut rows = Vec::new();
+            for (part, tokens) in ids.chunks(width).enumerate() {
+                model.forward(tokens, part * width, Logits::All).unwrap();
+                for row in 0..tokens.len() {
+                    let bits = |logits: &[f32]| logits.iter().map(|v| v.to_bits()).collect();
+                    rows.push(model.with_logits(row, bits).unwrap());
+                }
+            }
+            rows
+        };
+        let whole = all(41);
+        for width in [1, 2, 3, 8, 16, 17] {
+            assert!(all(width) == whole, "{}: passes of {width}", path.display());
+        }
     }
 }
 

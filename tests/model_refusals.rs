@@ -3,6 +3,8 @@
 
 #[allow(dead_code, reason = "shared with the tests of the checkpoint room")]
 mod checkpoint_support;
+#[path = "support/edited_gguf.rs"]
+mod edited_gguf;
 #[allow(dead_code, reason = "shared with the tests of windows")]
 #[path = "support/reference_model.rs"]
 mod reference_model;
@@ -15,6 +17,7 @@ use axe::checkpoint::gguf::Gguf;
 use axe::model::{Causal, CausalConfig, LoadOptions, Logits, Scaling};
 use axe::ops::CacheKind;
 use checkpoint_support::{BOOL, Bytes, F32, STRING, U32};
+use edited_gguf::Edited;
 use reference_model::ReferenceModel;
 use support::{device, fixture, open_model};
 use tempfile::TempDir;
@@ -90,6 +93,103 @@ fn keys_that_ask_for_what_is_not_done_are_refused_with_their_value() {
     for (name, key, expected) in cases {
         let error = read(name, key).expect_err(expected);
         assert!(error.contains(expected) && error.contains("model.gguf: "), "{expected}: {error}");
+    }
+}
+
+/// Why a changed tiny model is not loaded.
+fn refusal(model: &Edited) -> String {
+    let (_dir, path) = model.save();
+    let gguf = Gguf::open(&path).unwrap();
+    let options = LoadOptions { context: 16, rows: 4, logit_rows: 1, cache: CacheKind::F32, cache_dir: None };
+    let error = Causal::plan(&gguf, &options).expect_err("the model is refused");
+    error.to_string()
+}
+
+#[test]
+fn what_a_family_needs_is_missed_by_name() {
+    let edited = |name: &str| Edited::of(&fixture(&format!("causal-families/{name}.gguf")));
+    let (gemma2, gemma4, gemma4e) = (edited("gemma2"), edited("gemma4"), edited("gemma4e"));
+    let bias = vec![0.0; 64];
+    let divisors = |last: f32| (0..16).map(|i| if i < 3 { 1.0 } else { last }).collect::<Vec<f32>>();
+    let cases = [
+        (
+            gemma2.clone().without_key("gemma2.attn_logit_softcapping"),
+            "`gemma2.attn_logit_softcapping` is missing",
+        ),
+        (
+            gemma2.clone().without_key("gemma2.final_logit_softcapping"),
+            "`gemma2.final_logit_softcapping` is missing",
+        ),
+        (gemma2.clone().without_key("gemma2.attention.sliding_window"), "gemma2.attention.sliding_window"),
+        (gemma2.clone().number("gemma2.final_logit_softcapping", 0.0), "gemma2.final_logit_softcapping is 0"),
+        (gemma2.number("gemma2.rope.freq_base_swa", 5e4), "gemma2.rope.freq_base_swa is the f32 50000"),
+        (edited("gemma3").without("ffn_norm"), "blk.0.ffn_norm.weight"),
+        (edited("qwen2").without("blk.1.attn_k.bias"), "blk.1.attn_k.bias"),
+        (edited("qwen2").without_key("qwen2.rope.freq_base"), "`qwen2.rope.freq_base` is missing"),
+        (
+            edited("qwen2").count("qwen2.attention.sliding_window", 16),
+            "qwen2.attention.sliding_window is the u32 16",
+        ),
+        (
+            edited("qwen3").tensor("blk.2.attn_q.bias", &[64], bias.clone()),
+            "no use for the tensors blk.2.attn_q.bias",
+        ),
+        (
+            edited("llama").tensor("blk.2.attn_q.bias", &[64], bias),
+            "no use for the tensors blk.2.attn_q.bias",
+        ),
+        (edited("qwen3").without("blk.3.attn_q_norm"), "blk.3.attn_q_norm.weight"),
+        (edited("qwen3").count("qwen3.attention.value_length", 16), "qwen3.attention.value_length is 16"),
+        (edited("qwen3").count("qwen3.rope.dimension_count", 7), "qwen3.rope.dimension_count is 7"),
+        (edited("llama").number("llama.rope.scaling.yarn_ext_factor", 0.5), "yarn_ext_factor is the f32 0.5"),
+        (
+            edited("llama3").tensor("rope_freqs.weight", &[8], vec![0.0; 8]),
+            "rope_freqs.weight divides frequency 0 by 0",
+        ),
+        (gemma4.clone().without("rope_freqs"), "rope_freqs.weight"),
+        (gemma4.clone().tensor("rope_freqs.weight", &[16], divisors(-1.0)), "divides frequency 3 by -1"),
+        (gemma4.clone().without("blk.1.attn_v"), "blk.1.attn_v.weight"),
+        (gemma4.clone().without("blk.2.post_ffw_norm_1"), "blk.2.post_ffw_norm_1.weight"),
+        (gemma4.clone().count("gemma4.expert_used_count", 9), "gemma4.expert_used_count is 9"),
+        (gemma4.clone().count("gemma4.expert_count", 7), "blk.0.ffn_gate_up_exps.weight"),
+        (
+            gemma4.clone().without_key("gemma4.expert_count"),
+            "gemma4.expert_feed_forward_length is the u32 32",
+        ),
+        (
+            gemma4.clone().without_key("gemma4.attention.key_length_swa"),
+            "`gemma4.attention.key_length_swa` is missing",
+        ),
+        (
+            gemma4.clone().count("gemma4.attention.value_length_swa", 32),
+            "value_length_swa is 32, keys have 16",
+        ),
+        (
+            gemma4.clone().counts("gemma4.attention.head_count_kv", &[2, 2, 3, 1]),
+            "cannot share 3 key-value heads",
+        ),
+        (gemma4.clone().counts("gemma4.attention.head_count_kv", &[2, 2, 1]), "for each of 4 layers"),
+        (
+            gemma4.clone().tensor("blk.0.layer_output_scale.weight", &[1], vec![f32::NAN]),
+            "layer_output_scale.weight is NaN",
+        ),
+        (gemma4.count("gemma4.embedding_length_per_layer_input", 16), "per_layer_token_embd.weight"),
+        (gemma4e.clone().count("gemma4.embedding_length_per_layer_input", 17), "per_layer_input is 17"),
+        (gemma4e.clone().count("gemma4.embedding_length_per_layer_input", 0), "no use for the tensors"),
+        (
+            gemma4e.clone().count("gemma4.attention.shared_kv_layers", 4),
+            "shared_kv_layers is 4; of the 2 layers",
+        ),
+        (
+            gemma4e.clone().count("gemma4.attention.shared_kv_layers", 6),
+            "shared_kv_layers is 6; of the 0 layers",
+        ),
+        (gemma4e.count("gemma4.attention.shared_kv_layers", 2), "blk.3.attn_k.weight"),
+        (edited("mistral").count("llama.attention.shared_kv_layers", 2), "shared_kv_layers is the u32 2"),
+    ];
+    for (model, expected) in cases {
+        let error = refusal(&model);
+        assert!(error.contains(expected) && error.contains("model.gguf"), "{expected}: {error}");
     }
 }
 

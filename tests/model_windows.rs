@@ -1,7 +1,8 @@
-//! Sliding windows against a reference that masks every pair of positions: at the window's edge, one before, one past
-//! and at twice the window, however the text is cut into passes.
+//! Every family against a reference that is written down plainly and masks every pair of positions: at a window's edge, one
+//! before, one past and at twice the window, however the text is cut into passes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test fails by panicking
 
+#[allow(dead_code, reason = "shared with the tests of variants")]
 #[path = "support/reference_model.rs"]
 mod reference_model;
 mod support;
@@ -9,7 +10,10 @@ mod support;
 use axe::model::{Causal, Logits};
 use axe::ops::CacheKind;
 use reference_model::ReferenceModel;
-use support::{fixture, golden, open_model};
+use support::{FAMILIES, fixture, golden, open_model};
+
+/// Families with layers that see a window of 16.
+const SLIDING: [&str; 4] = ["gemma2", "gemma3", "gemma4", "gemma4e"];
 
 fn largest_difference(found: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
@@ -43,7 +47,7 @@ fn text(length: usize) -> Vec<u32> {
 
 #[test]
 fn the_reference_agrees_with_logits_made_elsewhere() {
-    for name in ["llama", "llama3", "mistral", "gemma3"] {
+    for name in FAMILIES {
         let path = format!("causal-families/{name}");
         let (ids, expected) = golden(&format!("{path}.safetensors"));
         let found = ReferenceModel::open(&fixture(&format!("{path}.gguf"))).logits(&ids);
@@ -59,24 +63,33 @@ fn the_reference_agrees_with_logits_made_elsewhere() {
 
 #[test]
 fn windows_end_where_they_should() {
-    let path = fixture("causal-families/gemma3.gguf");
-    let reference = ReferenceModel::open(&path);
-    let window = reference.window();
-    assert_eq!(window, 16);
-    // Past several windows, and past two tiles of the attention kernel.
-    let ids = text(9 * window + 1);
-    let expected = reference.logits(&ids);
-    let mut model = open_model(&path, ids.len(), ids.len(), CacheKind::F32);
-    for widths in [&[1][..], &[ids.len()], &[window], &[window - 1], &[window + 1], &[2 * window, 3, 65]] {
-        let found = logits(&mut model, &ids, widths);
-        // A text of n tokens ends at position n - 1.
-        for length in [window - 1, window, window + 1, 2 * window] {
-            let off = largest_difference(&found[length - 1], &expected[length - 1]);
-            assert!(off <= 1e-4, "{length} tokens in passes of {widths:?}: logits differ by {off}");
-        }
-        for (position, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            let off = largest_difference(found, expected);
-            assert!(off <= 1e-4, "position {position} in passes of {widths:?}: logits differ by {off}");
+    for name in SLIDING {
+        let path = fixture(&format!("causal-families/{name}.gguf"));
+        let reference = ReferenceModel::open(&path);
+        let window = reference.window();
+        assert_eq!(window, 16);
+        // Past several windows, and past a tile of the attention kernel.
+        let ids = text(4 * window + 1);
+        let expected = reference.logits(&ids);
+        let mut model = open_model(&path, ids.len(), ids.len(), CacheKind::F32);
+        for widths in [&[1][..], &[ids.len()], &[window], &[window - 1], &[window + 1], &[2 * window, 3, 30]]
+        {
+            let found = logits(&mut model, &ids, widths);
+            // A text of n tokens ends at position n - 1.
+            for length in [window - 1, window, window + 1, 2 * window] {
+                let off = largest_difference(&found[length - 1], &expected[length - 1]);
+                assert!(
+                    off <= 1e-4,
+                    "{name}: {length} tokens in passes of {widths:?}: logits differ by {off}"
+                );
+            }
+            for (position, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let off = largest_difference(found, expected);
+                assert!(
+                    off <= 1e-4,
+                    "{name}: position {position} in passes of {widths:?}: logits differ by {off}"
+                );
+            }
         }
     }
 }
@@ -97,7 +110,7 @@ fn a_token_that_left_every_window_still_reaches_the_layers_that_see_all() {
 
 #[test]
 fn families_without_windows_agree_past_the_tile_of_the_attention_kernel() {
-    for name in ["llama", "llama3", "mistral"] {
+    for name in FAMILIES.into_iter().filter(|name| !SLIDING.contains(name)) {
         let path = fixture(&format!("causal-families/{name}.gguf"));
         let ids = text(131);
         let expected = ReferenceModel::open(&path).logits(&ids);

@@ -8,9 +8,9 @@ mod support;
 
 use axe::device::{Arg, Buffer, Device, Purpose};
 use axe::ops::{
-    Activation, COMBINE_SCALAR, Choice, CombineInput, ExpertGroups, Experts, Finish, Format, Kernels, Matrix,
-    OpsError, Output, ROW_MULTIPLE, Router, Routing, RowInput, STRIDE_MULTIPLE, Scoring, TILE,
-    choice_reference, combine_reference, round_up, route_reference, self_test_moe,
+    Activation, COMBINE_SCALAR, CombineInput, ExpertChoice, ExpertGroups, Experts, Finish, Format, Kernels,
+    Matrix, OpsError, Output, ROW_MULTIPLE, Router, Routing, RowInput, STRIDE_MULTIPLE, Scoring, TILE,
+    combine_reference, round_up, route_reference, router_reference, self_test_moe,
 };
 use ops_support::*;
 use proptest::prelude::*;
@@ -618,7 +618,7 @@ struct RouterCase {
     experts: usize,
     top: usize,
     rows: usize,
-    choice: Choice,
+    choice: ExpertChoice,
     biased: bool,
     scaled: bool,
     ties: bool,
@@ -642,7 +642,7 @@ impl RouterCase {
                     experts: groups * size,
                     top: 1 + top.index(open),
                     rows,
-                    choice: Choice {
+                    choice: ExpertChoice {
                         scoring: if sigmoid { Scoring::Sigmoid } else { Scoring::Softmax },
                         groups: grouped.then_some(ExpertGroups { count: groups, used }),
                         renormalised,
@@ -700,7 +700,7 @@ fn routers_of_every_kind_choose_as_their_reference() {
         for row in 0..case.rows {
             let logits = &logits[row * experts..][..experts];
             let known = if case.biased { &bias[..] } else { &[] };
-            let (expected, shares) = choice_reference(logits, &case.choice, known, top);
+            let (expected, shares) = router_reference(logits, &case.choice, known, top);
             let at = row * top..(row + 1) * top;
             prop_assert_eq!(&chosen[at.clone()], &expected[..], "row {}", row);
             for ((&found, share), &expert) in weights[at].iter().zip(shares).zip(&expected) {
@@ -748,7 +748,7 @@ fn experts_are_added_to_the_stream() {
         let router = Router {
             logits: &upload(&device, &logits),
             stride: experts,
-            choice: Choice::default(),
+            choice: ExpertChoice::default(),
             bias: None,
             expert_scales: None,
         };

@@ -215,7 +215,7 @@ impl Operands {
             .collect()
     }
 
-    /// Results of rows `first..first + rows`, by `matvec` where `one` and by `matmul` otherwise: output rows without
+    /// Results of rows `first..first + rows`, by `narrow` where `few` and by `matmul` otherwise: output rows without
     /// gaps, and rows with their branch. Whatever must not be written is checked here.
     fn run(
         &self,
@@ -223,12 +223,12 @@ impl Operands {
         kernels: &Kernels,
         first: usize,
         rows: usize,
-        one: bool,
+        few: bool,
     ) -> Result<(Vec<f32>, Vec<f32>), TestCaseError> {
         let case = &self.case;
         let (width, out_stride) = (case.width(), case.out_stride());
-        // A matvec reads its row in the midst of all; many rows start at 0.
-        let (from, read, at) = if one {
+        // A few rows are read in the midst of all; many start at 0.
+        let (from, read, at) = if few {
             (0, self.x.len(), first * self.stride)
         } else {
             (first * self.stride, rows * self.stride, 0)
@@ -257,9 +257,10 @@ impl Operands {
         let output = Output { rows: out, at: start, stride: out_stride };
         let finish = case.finish(&other);
         let padded;
-        if one {
+        if few {
             padded = self.matrix.format.padded_columns(case.columns);
-            device.enqueue(&kernels.matvec(device, &self.matrix, &input, finish, &output).unwrap()).unwrap();
+            let launch = kernels.narrow(device, &self.matrix, &input, rows, finish, &output).unwrap();
+            device.enqueue(&launch).unwrap();
         } else {
             padded = round_up(case.columns, STRIDE_MULTIPLE);
             let [(packed, values), (sums, of_sums)] = poisoned_packed(device, kernels, rows, padded);
@@ -412,20 +413,31 @@ fn product_holds(
         }
         first += rows;
     }
-    for row in [0, random.below(case.rows), case.rows - 1] {
-        if kernels.products() == Products::MatrixUnit {
+    if kernels.products() == Products::MatrixUnit {
+        for row in [0, random.below(case.rows), case.rows - 1] {
             let (one, _) = operands.run(device, kernels, row, 1, false)?;
             prop_assert!(same_bits(&one, &all[row * width..][..width]), "row {} alone differs", row);
-            continue;
         }
-        let (one, sums) = operands.run(device, kernels, row, 1, true)?;
+        return Ok(()); // `narrow` makes other bits
+    }
+    let most = kernels.narrow_rows(&operands.matrix);
+    prop_assert!(most == 8, "narrow takes {} rows of {} columns", most, case.columns);
+    for rows in 1..=most.min(case.rows) {
+        let first = random.below(case.rows - rows + 1);
+        let (few, sums) = operands.run(device, kernels, first, rows, true)?;
         prop_assert!(
-            same_bits(&one, &all[row * width..][..width]),
-            "matvec differs from matmul at row {}",
-            row
+            same_bits(&few, &all[first * width..][..rows * width]),
+            "narrow differs from matmul at rows {}+{}",
+            first,
+            rows
         );
         if case.branch {
-            prop_assert!(same_bits(&sums, &new_rows[row * n..][..n]), "matvec's new row {} differs", row);
+            prop_assert!(
+                same_bits(&sums, &new_rows[first * n..][..rows * n]),
+                "narrow's new rows {}+{} differ",
+                first,
+                rows
+            );
         }
     }
     Ok(())

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test fails by panicking
 
 use axe::device::{Device, DeviceOptions, DeviceSelector};
-use axe::ops::{CacheKind, Format, Heads, Kernels, Pairing, self_test, self_test_head};
+use axe::ops::{
+    Activation, CacheKind, Format, Heads, Kernels, Pairing, self_test, self_test_head, self_test_stream,
+};
 
 fn open() -> Device {
     Device::open(&DeviceSelector::default(), &DeviceOptions::default()).unwrap()
@@ -69,5 +71,14 @@ fn both_ends_of_a_diffusion_model() {
         [Some(Kernels::new(&device).unwrap()), Kernels::with_matrix_unit(&device).unwrap()].iter().flatten()
     {
         self_test_head(&device, kernels, Format::Bf16).unwrap();
+    }
+}
+
+#[test]
+fn whole_rows() {
+    let device = open();
+    let kernels = Kernels::new(&device).unwrap();
+    for activation in [Activation::Silu, Activation::GeluTanh] {
+        self_test_stream(&device, &kernels, activation).unwrap();
     }
 }

@@ -5,6 +5,7 @@
 mod checkpoint_support;
 
 use axe::checkpoint::gguf::Gguf;
+use axe::load::text::tokenizer;
 use axe::load::vocabulary;
 use axe::text::{Specials, TokenKind, Tokenizer};
 use checkpoint_support::{ARRAY, BOOL, Bytes, I32, STRING, U32};
@@ -56,6 +57,20 @@ fn what_is_missing_or_not_understood_is_named() {
     assert!(error.contains("tokenizer.ggml.bos_token_id"), "{error}");
     let error = read(&begin(4).key("tokenizer.ggml.merges", ARRAY).u32(I32).u64(0)).unwrap_err();
     assert!(error.contains("tokenizer.ggml.merges"), "{error}");
+}
+
+/// What is wrong with a vocabulary is told with the file that holds it.
+#[test]
+fn the_file_is_named() {
+    let bytes = Bytes::header(3, 0, 3).key("tokenizer.ggml.model", STRING).string("gpt2");
+    let bytes =
+        strings(bytes.key("tokenizer.ggml.pre", STRING).string("gpt-9"), "tokenizer.ggml.tokens", &["a"]);
+    let (_folder, path) = bytes.save();
+    let error = tokenizer(&path).unwrap_err().to_string();
+    assert_eq!(
+        error.strip_prefix(&format!("{}: ", path.display())).map(|rest| &rest[..22]),
+        Some("pre-tokenizer `gpt-9` ")
+    );
 }
 
 /// Files made for other servers let the markers of chats print; they are control tokens all the same.

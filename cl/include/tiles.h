@@ -120,6 +120,19 @@ inline void unpack_tiles(global const uchar* codes, float16* tiles) {
             const uint16 odd = convert_uint16(vload16(8 * j + i + 4, (global const ushort*)codes));
             tiles[j * 4 + i] = as_float16(even | odd << (uint16)16);
         }
+#elif FORMAT == FORMAT_Q8_0
+    // Less their centre, which leaves add_pass nothing to take off.
+    #pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const uint16 v = vload16(2 * j, (global const uint*)codes) ^ (uint16)0x80808080;
+        const uint16 w = vload16(2 * j + 1, (global const uint*)codes) ^ (uint16)0x80808080;
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float16 even = convert_float16(as_int16(v << (uint16)(24 - 8 * i)) >> (int16)24);
+            const float16 odd = convert_float16(as_int16(w << (uint16)(24 - 8 * i)) >> (int16)24);
+            tiles[j * 4 + i] = as_float16(as_uint16(even) >> (uint16)16 | as_uint16(odd));
+        }
+    }
 #else
     float16 numbers[GROUP];
     unpack_group(codes, numbers, 1);
@@ -130,7 +143,9 @@ inline void unpack_tiles(global const uchar* codes, float16* tiles) {
             for (int i = 0; i < 4; i++) {
                 float16* even = numbers + 8 * j + i;
                 float16* odd = even + 4;
-                const float16 e = near_bf16(*even), o = near_bf16(*odd);
+                // Codes are bf16 as they are.
+                const float16 e = WEIGHT_TERMS > 1 ? near_bf16(*even) : *even;
+                const float16 o = WEIGHT_TERMS > 1 ? near_bf16(*odd) : *odd;
                 *even -= e;
                 *odd -= o;
                 const float16 pairs = as_float16(as_uint16(e) >> (uint16)16 | as_uint16(o));
@@ -151,12 +166,17 @@ inline void add_pass(const float16* dots, const float16* scales, global const fl
     for (int block = 0; block < rows; block += 16)
         #pragma unroll
         for (int r = block; r < block + 16; r++) {
+#if FORMAT == FORMAT_Q8_0
+            results[2 * r] = fma(scales[0], dots[2 * r], results[2 * r]);
+            results[2 * r + 1] = fma(scales[1], dots[2 * r + 1], results[2 * r + 1]);
+#else
             float sum = sums[r];
 #if FORMAT == FORMAT_W4
             sum += sums[sum_stride + r];
 #endif
             results[2 * r] = add_group(results[2 * r], dots[2 * r], sum, scales[0], scales[2]);
             results[2 * r + 1] = add_group(results[2 * r + 1], dots[2 * r + 1], sum, scales[1], scales[3]);
+#endif
         }
 }
 
@@ -203,6 +223,12 @@ inline void rows_through_pair(global const uchar* first, int groups, int packed_
                         const float16* b = tiles + (k * 2 * HALVES + half_group) * WEIGHT_TERMS * 16;
                         TILE_LOAD(4, a, 64);
                         if (two) TILE_LOAD(5, a + 1024, 64);
+#ifdef HOST_PREFETCH
+                        // The same rows of the groups that come next: a tile's lines are as far apart as nothing guesses.
+                        #pragma unroll
+                        for (int line = 0; line < 2048; line += 64)
+                            __builtin_prefetch((const void*)(size_t)(a + SPAN * 3 * term + line), 0, 3);
+#endif
                         #pragma unroll
                         for (int w = 0; w < WEIGHT_TERMS; w++) {
                             if (SPAN * WEIGHT_TERMS > 1 || part == 0) {

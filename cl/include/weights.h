@@ -9,9 +9,9 @@
 // so that a group's share of a dot product is  scale * (sum code*x - CENTRE * sum x)  or  scale * sum code*x + offset * sum x.
 // The sums of x are made once per activation, not once per output.
 //
-// For one row, codes are left where they stand in the word and the activation carries the power of two instead
-// (SLOT_BITS; 0 where it carries none): one mask, one conversion, one fma a column. Both factors are exact, hence so is their product's value,
-// and the many-row kernel, which shifts codes down, makes the same bits.
+// For a few rows, codes are left where they stand in the word and the activation carries the power of two instead
+// (SLOT_BITS; 0 where it carries none): one mask and one conversion a column, one fma a row and column. Both factors are
+// exact, hence so is their product's value, and the many-row kernel, which shifts codes down, makes the same bits.
 
 #define FORMAT_F32 0
 #define FORMAT_F16 1
@@ -120,7 +120,7 @@
 #define SLOT_BITS 0
 #elif FORMAT == FORMAT_MXFP4
 #define BLOCK_GROUPS 4
-#define SCALE_BYTES 64 // uchar exponents[4][16]
+#define SCALE_BYTES 64 // char exponents[4][16], of two
 #define GROUP_BYTES 256
 #define SLOT_BITS 0
 #elif FORMAT == FORMAT_TQ2_0
@@ -198,7 +198,7 @@ inline uint16 high_word(global const uint* words, int j) {
 #define HIGH_LAST(h) ((uint16)0)
 #endif
 
-// Powers of two by which the activations of 16 columns are scaled for the one-row kernel.
+// Powers of two by which the activations of 16 columns are scaled for a few rows.
 #if SLOT_BITS == 4
 #define SLOT_SCALES ((float16)(1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f, \
                                1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f))
@@ -215,9 +215,9 @@ inline uint16 high_word(global const uint* words, int j) {
 #define SLOT_SCALES ((float16)1.0f)
 #endif
 
-// sums[t] = sum over the SCALE_GROUP columns from `first` of code * x for 16 outputs of each of T tiles, in column order.
-// x carries SLOT_SCALES. One column of all tiles comes after the other, so that T sums are under way at a time: a single
-// one would wait for itself.
+// DOT_COLUMNS: sums[r][t] = sum over the SCALE_GROUP columns from `first` of code * x for 16 outputs of each of T tiles and
+// each of R rows, in column order. x: [R][32], carries SLOT_SCALES. A code becomes a number once for all rows. One column of
+// all tiles and rows comes after the other, so that T * R sums are under way at a time: a single one would wait for itself.
 #if FORMAT == FORMAT_F32
 #define NUMBERS16(i, codes) vload16(i, (global const float*)(codes))
 #elif FORMAT == FORMAT_F16
@@ -228,17 +228,23 @@ inline uint16 high_word(global const uint* words, int j) {
 #endif
 
 #define ALL_TILES _Pragma("unroll") for (int t = 0; t < T; t++)
+#define ALL_ROWS _Pragma("unroll") for (int r = 0; r < R; r++)
+#define ADD_COLUMN(i, code)                                                                                           \
+    {                                                                                                                 \
+        const float16 w = code;                                                                                       \
+        ALL_ROWS sums[r][t] = fma(w, (float16)x[r * GROUP + (i)], sums[r][t]);                                        \
+    }
 #ifdef NUMBERS16
 #define DOT_COLUMNS                                                                                                   \
     _Pragma("unroll") for (int i = 0; i < SCALE_GROUP; i++)                                                           \
-        ALL_TILES sums[t] = fma(NUMBERS16(first + i, codes[t]), (float16)x[i], sums[t]);
+        ALL_TILES ADD_COLUMN(i, NUMBERS16(first + i, codes[t]))
 #elif defined(CODEBOOK)
 #define DOT_COLUMNS                                                                                                   \
     _Pragma("unroll") for (int j = 0; j < SCALE_GROUP / 8; j++) {                                                     \
         uint16 v[T];                                                                                                  \
         ALL_TILES v[t] = vload16(first / 8 + j, (global const uint*)codes[t]);                                        \
         _Pragma("unroll") for (int i = 0; i < 8; i++)                                                                 \
-            ALL_TILES sums[t] = fma(look_up(v[t] >> (uint16)(4 * i)), (float16)x[j * 8 + i], sums[t]);                \
+            ALL_TILES ADD_COLUMN(j * 8 + i, look_up(v[t] >> (uint16)(4 * i)))                                         \
     }
 #elif SLOT_BITS == 2
 #define DOT_COLUMNS                                                                                                   \
@@ -246,8 +252,8 @@ inline uint16 high_word(global const uint* words, int j) {
         uint16 v[T];                                                                                                  \
         ALL_TILES v[t] = vload16(first / 16 + j, (global const uint*)codes[t]);                                       \
         _Pragma("unroll") for (int i = 0; i < 15; i++)                                                                \
-            ALL_TILES sums[t] = fma(TO_FLOAT(v[t] & (uint16)(3u << (2 * i))), (float16)x[j * 16 + i], sums[t]);       \
-        ALL_TILES sums[t] = fma(TO_FLOAT(v[t] >> (uint16)30), (float16)x[j * 16 + 15], sums[t]);                      \
+            ALL_TILES ADD_COLUMN(j * 16 + i, TO_FLOAT(v[t] & (uint16)(3u << (2 * i))))                                \
+        ALL_TILES ADD_COLUMN(j * 16 + 15, TO_FLOAT(v[t] >> (uint16)30))                                               \
     }
 #elif SLOT_BITS == 3
 #define DOT_COLUMNS                                                                                                   \
@@ -256,10 +262,10 @@ inline uint16 high_word(global const uint* words, int j) {
         ALL_TILES v[t] = vload16(first / 16, (global const uint*)codes[t]);                                           \
         ALL_TILES h[t] = vload16(2, (global const uint*)codes[t]) >> (uint16)first;                                   \
         _Pragma("unroll") for (int i = 0; i < 10; i++)                                                                \
-            ALL_TILES sums[t] = fma(TO_FLOAT(v[t] & (uint16)(7u << (3 * i))), (float16)x[i], sums[t]);                \
+            ALL_TILES ADD_COLUMN(i, TO_FLOAT(v[t] & (uint16)(7u << (3 * i))))                                         \
         _Pragma("unroll") for (int i = 0; i < 5; i++)                                                                 \
-            ALL_TILES sums[t] = fma(TO_FLOAT(h[t] & (uint16)(7u << (3 * i))), (float16)x[10 + i], sums[t]);           \
-        ALL_TILES sums[t] = fma(TO_FLOAT(LAST_TRIPLE(v[t], h[t])), (float16)x[15], sums[t]);                          \
+            ALL_TILES ADD_COLUMN(10 + i, TO_FLOAT(h[t] & (uint16)(7u << (3 * i))))                                    \
+        ALL_TILES ADD_COLUMN(15, TO_FLOAT(LAST_TRIPLE(v[t], h[t])))                                                   \
     }
 #elif SLOT_BITS == 8
 #define DOT_COLUMNS                                                                                                   \
@@ -267,8 +273,8 @@ inline uint16 high_word(global const uint* words, int j) {
         uint16 v[T];                                                                                                  \
         ALL_TILES v[t] = vload16(first / 4 + j, (global const uint*)codes[t]);                                        \
         _Pragma("unroll") for (int i = 0; i < 3; i++)                                                                 \
-            ALL_TILES sums[t] = fma(TO_FLOAT(v[t] & (uint16)(255u << (8 * i))), (float16)x[j * 4 + i], sums[t]);      \
-        ALL_TILES sums[t] = fma(TO_FLOAT(v[t] >> (uint16)24), (float16)x[j * 4 + 3], sums[t]);                        \
+            ALL_TILES ADD_COLUMN(j * 4 + i, TO_FLOAT(v[t] & (uint16)(255u << (8 * i))))                               \
+        ALL_TILES ADD_COLUMN(j * 4 + 3, TO_FLOAT(v[t] >> (uint16)24))                                                 \
     }
 #else
 #define DOT_COLUMNS                                                                                                   \
@@ -277,8 +283,8 @@ inline uint16 high_word(global const uint* words, int j) {
         ALL_TILES v[t] = vload16(first / 8 + j, (global const uint*)codes[t]);                                        \
         ALL_TILES h[t] = HIGH_WORD(codes[t], first / 8 + j);                                                          \
         _Pragma("unroll") for (int i = 0; i < 7; i++)                                                                 \
-            ALL_TILES sums[t] = fma(TO_FLOAT(NIBBLE_IN_PLACE(v[t], h[t], i)), (float16)x[j * 8 + i], sums[t]);        \
-        ALL_TILES sums[t] = fma(TO_FLOAT(v[t] >> (uint16)28 | HIGH_LAST(h[t])), (float16)x[j * 8 + 7], sums[t]);      \
+            ALL_TILES ADD_COLUMN(j * 8 + i, TO_FLOAT(NIBBLE_IN_PLACE(v[t], h[t], i)))                                 \
+        ALL_TILES ADD_COLUMN(j * 8 + 7, TO_FLOAT(v[t] >> (uint16)28 | HIGH_LAST(h[t])))                               \
     }
 #endif
 
@@ -358,9 +364,9 @@ inline float16 group_scale(global const uchar* tile, int s) {
     const uint16 both = convert_uint16(vload16(s % 16, block + 64));
     return vload_half16(0, (global const half*)block) * TO_FLOAT(both & (uint16)15);
 #elif FORMAT == FORMAT_MXFP4
-    // 2^(exponent - 128): the numbers are doubled. Denormal for the two least exponents.
-    const uint16 exponent = convert_uint16(vload16(s % 4, tile + (size_t)(s / 4) * BLOCK_BYTES));
-    return as_float16(select((exponent - (uint16)1) << (uint16)23, (uint16)0x200000 << exponent, exponent < (uint16)2));
+    // 2^exponent, denormal for the two least ones.
+    const int16 e = convert_int16(vload16(s % 4, (global const char*)tile + (size_t)(s / 4) * BLOCK_BYTES));
+    return as_float16(select((e + 127) << 23, (int16)0x200000 << (e + 128), e < -126));
 #elif FORMAT == FORMAT_W4 || FORMAT == FORMAT_TQ2_0
     return vload_half16(0, (global const half*)(tile + (size_t)(s / BLOCK_GROUPS) * BLOCK_BYTES));
 #elif SCALE_BYTES > 0

@@ -46,13 +46,14 @@ def machine_seconds():
 class Axed:
     """The daemon built here, on a port and in a folder of its own."""
 
-    name = "axed"
-
-    def __init__(self, binary, model, folder, port):
-        self.log = pathlib.Path(folder, "axed.log")
-        arguments = [binary, "--model", model, "--port", str(port), "--admin-socket", str(pathlib.Path(folder, "admin.sock"))]
+    def __init__(self, binary, model, folder, port, name="axed", settings=None):
+        self.name = name
+        self.log = pathlib.Path(folder, f"{name}.log")
+        arguments = [binary, "--model", model, "--port", str(port), "--admin-socket", str(pathlib.Path(folder, f"{name}.sock"))]
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | (settings or {}),
+            )
         self.client = Client(f"http://127.0.0.1:{port}", timeout=600)
         self.pid = self.process.pid
 
@@ -94,15 +95,12 @@ class Axed:
 class Peer:
     """llama.cpp in a process of its own."""
 
-    name = "llama.cpp"
-
-    def __init__(self, python, model, threads, folder):
-        self.log = pathlib.Path(folder, "peer.log")
-        script = pathlib.Path(__file__).with_name("bench_peer.py")
+    def __init__(self, python, model, threads, folder, name="llama.cpp", speculation="none", context=2048):
+        self.name = name
+        self.log = pathlib.Path(folder, f"{name}.log")
+        command = [python, str(pathlib.Path(__file__).with_name("bench_peer.py")), model, str(threads), speculation, str(context)]
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                [python, str(script), model, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-            )
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
         self.pid = self.process.pid
 
     def wait(self):
@@ -114,12 +112,17 @@ class Peer:
             sys.exit("error: llama.cpp ended:\n" + self.log.read_text(encoding="utf-8", errors="replace")[-2000:])
         return json.loads(line)
 
-    def run(self, ids, tokens):
-        self.process.stdin.write(json.dumps({"prompt": ids, "tokens": tokens}) + "\n")
+    def ask(self, request):
+        """The timings of a request, with the text."""
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         timings = self.read()
-        if "error" in timings or timings["predicted_n"] != tokens:
-            sys.exit(f"error: llama.cpp answered {timings}")
+        if "error" in timings or timings["predicted_n"] != request["tokens"]:
+            sys.exit(f"error: {self.name} answered {timings}")
+        return timings
+
+    def run(self, ids, tokens):
+        timings = self.ask({"prompt": ids, "tokens": tokens})
         # Its own figure counts the first token, which costs no time of decoding.
         decode = (tokens - 1) / (timings["predicted_ms"] / 1000) if tokens > 1 else None
         return timings["prompt_per_second"], decode

@@ -10,9 +10,9 @@ use anyhow::Result;
 use axe::config::Config;
 use axe::device::{Arg, Buffer, Device, Launch, Purpose};
 use axe::ops::{
-    ATTENTION_START, Activation, Attention, Cache, CacheKind, CombineInput, Experts, Finish, Format, Kernels,
-    Matrix, Output, Pairing, Peak, Products, ROTATE_START, ROW_MULTIPLE, Rotation, Routing, RowInput,
-    STRIDE_MULTIPLE, TILE, round_up, seconds,
+    ATTENTION_START, Activation, Attention, Cache, CacheKind, CombineInput, Experts, Finish, Format, Join,
+    Kernels, Matrix, Output, Pairing, Parts, Peak, Products, ROTATE_START, ROW_MULTIPLE, Rotation, Routing,
+    RowInput, STRIDE_MULTIPLE, TILE, choice_values, round_up, seconds,
 };
 use clap::Args;
 
@@ -35,6 +35,9 @@ pub struct Options {
 
 /// Distinct weights that a one-row measurement goes through, as a model's layers do: more than caches keep.
 const WORKING_SET: usize = 128 << 20;
+
+/// What weights are filled with: in every format's scales neither zero nor denormal.
+const EVERYWHERE_A_NUMBER: u32 = 0x3c3c_3c3c;
 
 /// Outputs, inputs and format of the matrices of a model.
 type Shapes = &'static [(&'static str, usize, usize, Format)];
@@ -60,6 +63,12 @@ const OTHERS: Shapes = &[
     ("square", 2816, 2816, Format::Q4_0),
     ("square", 2816, 2816, Format::Q5_1),
     ("square", 2816, 2816, Format::Q5K),
+    ("square", 2816, 2816, Format::Q2K),
+    ("square", 2816, 2816, Format::Q3K),
+    ("square", 2816, 2816, Format::Iq4Nl),
+    ("square", 2816, 2816, Format::Iq4Xs),
+    ("square", 2816, 2816, Format::Mxfp4),
+    ("square", 2816, 2816, Format::Tq2),
     ("square", 2816, 2816, Format::F16),
     ("square", 2816, 2816, Format::Bf16),
     ("square", 2816, 2816, Format::F32),
@@ -138,11 +147,14 @@ fn measure(options: &Options) -> Result<()> {
     for (start, rows) in [(511, 1), (511, 8), (0, bench.rows)] {
         latent::measure(&bench, start, rows)?;
     }
+    bench.whole_rows()?;
+    bench.choices("smollm2-135m", 49152)?;
+    bench.choices("gemma-3-270m", 262_144)?;
     bench.diffusion()?;
     if let Some(kernels) = unit {
         bench.kernels = kernels;
         writeln!(out, "by the matrix unit; shares are of what vectors can do, and may be above 100 %")?;
-        for format in [Format::W4, Format::Bf16] {
+        for format in [Format::W4, Format::Bf16, Format::Q8_0] {
             bench.products("diffusion", "square", 2816, 2816, format, Activation::GeluTanh)?;
         }
         bench.diffusion()?;
@@ -209,32 +221,39 @@ impl Bench<'_> {
         activation: Activation,
     ) -> Result<()> {
         let name = |kernel: &str| format!("{model} {part} {rows}x{columns} {} {kernel}", format.name());
-        if ![name("matvec"), name("matmul")].iter().any(|name| name.contains(self.only)) {
+        if ![name("narrow"), name("matmul")].iter().any(|name| name.contains(self.only)) {
             return Ok(());
         }
         let bytes = format.matrix_bytes(rows, columns);
         let matrices: Vec<Matrix> = (0..WORKING_SET.div_ceil(bytes))
             .map(|_| {
                 let buffer = self.device.alloc(Purpose::Weights, bytes)?;
-                self.device.fill(&buffer, 0)?;
+                self.device.fill(&buffer, EVERYWHERE_A_NUMBER)?;
                 Ok(Matrix { buffer, format, rows, columns })
             })
             .collect::<Result<_>>()?;
         let stride = round_up(columns, STRIDE_MULTIPLE);
         let (out_stride, norm) = (round_up(rows, STRIDE_MULTIPLE), self.zeros(stride)?);
         let x = self.zeros(stride * self.rows)?;
-        let one = self.zeros(out_stride)?;
+        let few = self.zeros(out_stride * self.kernels.narrow_rows(&matrices[0]))?;
         let input =
             RowInput { rows: &x, at: 0, branch: None, norm: Some(&norm), n: columns, stride, epsilon: 1e-5 };
         let finish = if part == "gate and up" { Finish::Gated(activation) } else { Finish::Store };
-        let output = Output { rows: &one, at: 0, stride: out_stride };
-        let launches = matrices
-            .iter()
-            .map(|matrix| Ok(self.kernels.matvec(&self.device, matrix, &input, finish, &output)?))
-            .collect::<Result<Vec<_>>>()?;
+        let output = Output { rows: &few, at: 0, stride: out_stride };
         let operations = 2.0 * rows as f64 * columns as f64;
-        if self.kernels.products() == Products::Vector {
-            self.line(&name("matvec"), &launches, bytes as f64, operations)?;
+        for count in [1, 2, 4, 8] {
+            let fits = count <= self.kernels.narrow_rows(&matrices[0]).min(self.rows);
+            if self.kernels.products() != Products::Vector || !fits {
+                continue;
+            }
+            let launches = matrices
+                .iter()
+                .map(|matrix| {
+                    Ok(self.kernels.narrow(&self.device, matrix, &input, count, finish, &output)?)
+                })
+                .collect::<Result<Vec<_>>>()?;
+            let name = format!("{} ({count})", name("narrow"));
+            self.line(&name, &launches, bytes as f64, operations * count as f64)?;
         }
         if part == "head" {
             return Ok(()); // only rows that are sampled from go through it
@@ -249,6 +268,22 @@ impl Bench<'_> {
         let pack = self.kernels.pack_rows(&self.device, &input, self.rows, &packed, &sums)?;
         let moved = (2 * columns * self.rows * 4) as f64;
         self.line(&format!("{model} pack_rows {columns} ({} rows)", self.rows), &[pack], moved, moved)
+    }
+
+    /// The largest logits of rows.
+    fn choices(&self, model: &str, vocabulary: usize) -> Result<()> {
+        for rows in [1, 8] {
+            let name = format!("{model} top_of_rows {vocabulary} ({rows} rows)");
+            if !name.contains(self.only) {
+                continue;
+            }
+            let (logits, choices) = (self.zeros(rows * vocabulary)?, self.zeros(choice_values(rows))?);
+            let launch =
+                self.kernels.choose(&self.device, &logits, vocabulary, vocabulary, rows, &choices)?;
+            let values = (rows * vocabulary) as f64;
+            self.line(&name, &[launch], values * 4.0, values * 2.0)?;
+        }
+        Ok(())
     }
 
     /// Rotation and attention of a layer.
@@ -317,6 +352,54 @@ impl Bench<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What is done to whole rows between products, at the sizes of a Gemma 4 E2B: stream, layers' inputs, vocabulary.
+    fn whole_rows(&self) -> Result<()> {
+        const LAYERS: usize = 35;
+        const SIZE: usize = 256;
+        const VOCABULARY: usize = 262_144;
+        /// Rows with logits: a block.
+        const LOGITS: usize = 16;
+        let (hidden, width, rows) = (1536, LAYERS * SIZE, self.rows);
+        let name = |kernel: &str, rows: usize| format!("gemma-4-e2b {kernel} ({rows} rows)");
+        if !["join_rows", "gate_rows", "mix_parts"]
+            .iter()
+            .any(|kernel| name(kernel, rows).contains(self.only))
+            && !name("cap_rows", LOGITS).contains(self.only)
+        {
+            return Ok(());
+        }
+        let (stream, branch) = (self.zeros(rows * hidden)?, self.zeros(rows * hidden)?);
+        let (parts, embedded) = (self.zeros(rows * width)?, self.zeros(rows * width)?);
+        let (gate, norm) = (self.zeros(rows * SIZE)?, self.zeros(hidden)?);
+        let logits = self.zeros(LOGITS * VOCABULARY)?;
+        let epsilon = 1e-6;
+        let (n, stride) = (hidden, hidden);
+        let join = Join { rows: &stream, branch: &branch, weight: &norm, scalar: 0.5, n, stride, epsilon };
+        let mixing = Parts {
+            parts: &parts,
+            embedded: &embedded,
+            weight: &norm,
+            scale: 0.1,
+            share: 0.7,
+            count: LAYERS,
+            size: SIZE,
+            stride: width,
+            epsilon,
+        };
+        let (device, kernels, inputs) = (&self.device, &self.kernels, (&parts, width));
+        let activation = Activation::GeluTanh;
+        let bytes = |floats: usize| (floats * 4) as f64;
+        let launch = kernels.join_rows(device, &join, rows, &stream)?;
+        self.line(&name("join_rows", rows), &[launch], bytes(3 * rows * hidden), (6 * rows * hidden) as f64)?;
+        let launch = kernels.gate_rows(device, activation, &gate, SIZE, inputs, SIZE, rows, SIZE)?;
+        self.line(&name("gate_rows", rows), &[launch], bytes(3 * rows * SIZE), (8 * rows * SIZE) as f64)?;
+        let launch = kernels.mix_parts(device, &mixing, rows)?;
+        self.line(&name("mix_parts", rows), &[launch], bytes(3 * rows * width), (7 * rows * width) as f64)?;
+        let launch = kernels.cap_rows(device, &logits, LOGITS, VOCABULARY, VOCABULARY, 30.0)?;
+        let values = LOGITS * VOCABULARY;
+        self.line(&name("cap_rows", LOGITS), &[launch], bytes(2 * values), (8 * values) as f64)
     }
 
     /// Every kernel of a mixture of experts.

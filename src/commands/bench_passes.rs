@@ -85,7 +85,10 @@ pub fn run(options: &Options) -> Result<()> {
             let began = Instant::now();
             model.forward(&ids[at..at + width], at, Logits::All)?;
             let enqueued = began.elapsed().as_secs_f64();
-            model.with_logits(0, |_| ())?;
+            let choices = model.choices()?;
+            if choices.iter().any(|row| row.bad) {
+                bail!("a logit is not a finite number");
+            }
             if round > 0 {
                 times.whole.push(began.elapsed().as_secs_f64());
                 times.host.push(enqueued);

@@ -4,6 +4,7 @@ use std::io::{BufWriter, ErrorKind, IsTerminal, Read, StdoutLock, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use axe::config::{Config, Override};
 
 pub mod bench_denoise;
 pub mod bench_ops;
@@ -13,8 +14,21 @@ pub mod denoise;
 pub mod detokenize;
 pub mod devices;
 pub mod logits;
+pub mod plan;
 pub mod run;
 pub mod tokenize;
+
+/// The configuration with flags on top: each as it is typed, the key it stands for, and its value if it was given.
+///
+/// # Errors
+/// Whatever is wrong with file, environment or flags.
+pub fn configured(
+    file: Option<&Path>,
+    flags: impl IntoIterator<Item = (&'static str, &'static str, Option<String>)>,
+) -> Result<Config> {
+    let given = |(flag, key, value)| Some(Override { flag, key, value: value? });
+    Ok(Config::load(file, flags.into_iter().filter_map(given).collect())?)
+}
 
 /// Refuses ids that a model has no token for.
 fn check_ids(ids: &[u32], vocabulary: usize) -> Result<()> {

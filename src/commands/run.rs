@@ -10,7 +10,7 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use axe::config::{Config, Override};
+use axe::config::Config;
 use axe::load::Checkpoint;
 use clap::{ArgGroup, Args};
 use tracing_subscriber::EnvFilter;
@@ -145,15 +145,15 @@ fn stopped(answer: &Answer) -> Result<()> {
 impl Options {
     /// The configuration with the flags on top.
     fn config(&self) -> Result<Config> {
-        let flags = [
-            ("--model", "model.path", Some(self.model.to_string_lossy().into_owned())),
-            ("--context", "model.context_length", self.context.clone()),
-            ("--block-size", "decode.block_size", self.block_size.clone()),
-            ("--device", "device.kind", self.device.clone()),
-        ];
-        let flags =
-            flags.into_iter().filter_map(|(flag, key, value)| Some(Override { flag, key, value: value? }));
-        let config = Config::load(self.config.as_deref(), flags.collect())?;
+        let config = super::configured(
+            self.config.as_deref(),
+            [
+                ("--model", "model.path", Some(self.model.to_string_lossy().into_owned())),
+                ("--context", "model.context_length", self.context.clone()),
+                ("--block-size", "decode.block_size", self.block_size.clone()),
+                ("--device", "device.kind", self.device.clone()),
+            ],
+        )?;
         axe::device::runtime::locate(config.device.threads)?;
         Ok(config)
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::ConfigError;
+use crate::decode::BlockSize;
 
 /// Where a value was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +52,20 @@ impl Setting for String {
     }
     fn from_text(text: &str) -> Option<Self> {
         Some(text.to_owned())
+    }
+}
+
+impl Setting for BlockSize {
+    const EXPECTED: &'static str = "\"auto\" or an integer from 1 to 16";
+    fn from_toml(value: &toml::Value) -> Option<Self> {
+        match value {
+            toml::Value::String(text) => text.parse().ok(),
+            toml::Value::Integer(rows) => rows.to_string().parse().ok(),
+            _ => None,
+        }
+    }
+    fn from_text(text: &str) -> Option<Self> {
+        text.parse().ok()
     }
 }
 

@@ -212,6 +212,40 @@ impl Device {
         Ok(Buffer::enter(handle, len, purpose, &self.shared, Access::Copied))
     }
 
+    /// A buffer that is `range` of another one's bytes, which are the same memory: what is written through one is read
+    /// through the other. The range must start at a multiple of [`DeviceInfo::base_align`]; a part has no parts.
+    ///
+    /// # Errors
+    /// [`DeviceError::Range`] if `range` does not lie in the buffer, [`DeviceError::ZeroSize`], or what the runtime
+    /// refuses.
+    #[allow(unsafe_code)]
+    pub fn part(&self, whole: &Buffer, range: Range<usize>) -> Result<Buffer, DeviceError> {
+        const OPERATION: &str = "taking a part of a buffer";
+        self.check_own(whole)?;
+        let purpose = whole.purpose();
+        if range.start > range.end || range.end > whole.size() {
+            return Err(out_of(&range, OPERATION, purpose, whole.size()));
+        }
+        if range.is_empty() {
+            return Err(DeviceError::ZeroSize { purpose });
+        }
+        let region = mem::cl_buffer_region { origin: range.start, size: range.len() };
+        let flags = if whole.is_read_only() { mem::CL_MEM_READ_ONLY } else { mem::CL_MEM_READ_WRITE };
+        // SAFETY: the buffer is live and the region lies in it; the call reads the region, which outlives it.
+        let raw = unsafe {
+            mem::create_sub_buffer(
+                whole.mem(),
+                flags,
+                mem::CL_BUFFER_CREATE_TYPE_REGION,
+                (&raw const region).cast(),
+            )
+        };
+        let raw = raw.map_err(|code| DeviceError::from_call(format!("{OPERATION} for {purpose}"), code))?;
+        // SAFETY: just created, the reference is ours.
+        let handle = unsafe { Handle::own(raw, mem::release_mem_object, "part of a buffer") };
+        Ok(Buffer::enter(handle, range.len(), purpose, &self.shared, Access::Part(whole.clone())))
+    }
+
     /// Checks the numbers before the runtime is asked for memory.
     fn check_room(&self, purpose: Purpose, bytes: usize) -> Result<(), DeviceError> {
         let (asked, limit) = (bytes as u64, self.shared.info.max_alloc);

@@ -108,6 +108,8 @@ pub(super) enum Access {
     ReadWrite,
     /// A copy of host memory that is used like the original.
     Copied,
+    /// Bytes of another buffer, which stays for as long as this one does and counts them.
+    Part(Buffer),
     /// Host memory, kept for as long as the runtime may look at it.
     Wrapped {
         /// Never read, only kept.
@@ -122,13 +124,15 @@ impl Drop for BufferInner {
             // Kernels on the queue may still read the host's memory, which the runtime does not keep alive.
             self.shared.finish_before_release();
         }
-        self.shared.ledger.take(self.purpose, self.bytes as u64);
+        if !matches!(self.access, Access::Part(_)) {
+            self.shared.ledger.take(self.purpose, self.bytes as u64);
+        }
         // The fields go in their order: the memory object before the host memory under it.
     }
 }
 
 impl Buffer {
-    /// Enters a new buffer into the account.
+    /// Enters a new buffer into the account; a part of another is in it already.
     pub(super) fn enter(
         mem: Handle,
         bytes: usize,
@@ -136,7 +140,9 @@ impl Buffer {
         shared: &Rc<Shared>,
         access: Access,
     ) -> Self {
-        shared.ledger.add(purpose, bytes as u64);
+        if !matches!(access, Access::Part(_)) {
+            shared.ledger.add(purpose, bytes as u64);
+        }
         Self { inner: Rc::new(BufferInner { mem, bytes, purpose, access, shared: Rc::clone(shared) }) }
     }
 
@@ -152,12 +158,20 @@ impl Buffer {
 
     /// True if the device works right on the host memory that was wrapped.
     pub fn is_zero_copy(&self) -> bool {
-        matches!(self.inner.access, Access::Wrapped { zero_copy: true, .. })
+        match &self.inner.access {
+            Access::Wrapped { zero_copy, .. } => *zero_copy,
+            Access::Part(whole) => whole.is_zero_copy(),
+            Access::ReadWrite | Access::Copied => false,
+        }
     }
 
     /// True if it is a view of host memory that no kernel may write.
     pub fn is_read_only(&self) -> bool {
-        !matches!(self.inner.access, Access::ReadWrite)
+        match &self.inner.access {
+            Access::ReadWrite => false,
+            Access::Part(whole) => whole.is_read_only(),
+            Access::Copied | Access::Wrapped { .. } => true,
+        }
     }
 
     pub(super) fn mem(&self) -> *mut std::ffi::c_void {

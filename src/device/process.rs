@@ -18,3 +18,76 @@ pub fn release_freed_memory() {
     // SAFETY: only touches free chunks, under the allocator's own locks; any thread may call it at any time.
     let _released = unsafe { nix::libc::malloc_trim(0) };
 }
+
+/// Gives memory back that the process holds without need once its kernels are compiled: freed heap, and pages of
+/// libraries' code and constants, which an OpenCL runtime's compiler reads tens of megabytes of. They are the files'
+/// own, so whatever is called again is read again, from the system's cache.
+pub fn release_unused() {
+    release_freed_memory();
+    release_library_code();
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn release_library_code() {
+    // SAFETY: the callback gets what the loader holds still for as long as it runs, and keeps none of it.
+    let _last = unsafe { nix::libc::dl_iterate_phdr(Some(release_segments), std::ptr::null_mut()) };
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn release_library_code() {}
+
+/// Releases what of one library is never written, not even by the loader: segments that are mapped from its file without
+/// the right to write. Where the loader had to change code, which no library of ours needs, that would be lost: those
+/// are left alone.
+///
+/// # Safety
+/// `info` must be what `dl_iterate_phdr` gives its callback.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+unsafe extern "C" fn release_segments(
+    info: *mut nix::libc::dl_phdr_info,
+    _size: usize,
+    _data: *mut std::ffi::c_void,
+) -> std::ffi::c_int {
+    use nix::libc::{_SC_PAGESIZE, MADV_DONTNEED, PF_W, PT_DYNAMIC, PT_LOAD, madvise, sysconf};
+    const DT_NULL: u64 = 0;
+    const DT_TEXTREL: u64 = 22;
+    const DT_FLAGS: u64 = 30;
+    const DF_TEXTREL: u64 = 4;
+    // SAFETY: the caller's promise: a live description, with a name or none, and as many headers as it says.
+    let (base, segments, is_file) = unsafe {
+        let info = &*info;
+        let headers = std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum));
+        // The program itself has no name here, and what the system adds to every process has one without a folder.
+        let is_file = !info.dlpi_name.is_null() && info.dlpi_name.read() == b'/'.cast_signed();
+        (info.dlpi_addr, headers, is_file)
+    };
+    if !is_file {
+        return 0;
+    }
+    for dynamic in segments.iter().filter(|header| header.p_type == PT_DYNAMIC) {
+        let entries = (base + dynamic.p_vaddr) as *const [u64; 2];
+        for i in 0..dynamic.p_memsz as usize / size_of::<[u64; 2]>() {
+            // SAFETY: the loader has mapped the section and read the same entries.
+            let [tag, value] = unsafe { entries.add(i).read() };
+            if tag == DT_TEXTREL || tag == DT_FLAGS && value & DF_TEXTREL != 0 {
+                return 0;
+            }
+            if tag == DT_NULL {
+                break;
+            }
+        }
+    }
+    // SAFETY: asks for a number.
+    let page = u64::try_from(unsafe { sysconf(_SC_PAGESIZE) }).unwrap_or(4096);
+    for header in segments.iter().filter(|header| header.p_type == PT_LOAD && header.p_flags & PF_W == 0) {
+        // Whole pages inside the segment: what surrounds it is not ours to touch.
+        let start = (base + header.p_vaddr).next_multiple_of(page);
+        let end = (base + header.p_vaddr + header.p_filesz) / page * page;
+        if start < end {
+            // SAFETY: a private map of the library's file that nobody has written: its pages come back from there with
+            // the same bytes, whoever runs in them.
+            let _released = unsafe { madvise(start as *mut _, (end - start) as usize, MADV_DONTNEED) };
+        }
+    }
+    0
+}

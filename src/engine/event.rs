@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::decode::DenoisingStats;
+use crate::decode::{BlockStats, DenoisingStats};
 
 /// One event of a job. The concatenation of all `Commit::text` is the reply, byte for byte, and that of all
 /// `Commit::reasoning` what the model thought.
@@ -102,6 +102,8 @@ pub struct Stats {
     pub tokens_per_s: f64,
     /// What denoising took, for models that denoise.
     pub denoising: Option<DenoisingStats>,
+    /// What blocks took, for models that generate in blocks.
+    pub blocks: Option<BlockStats>,
     /// Denoising steps of each canvas that was committed, in order.
     pub canvas_steps: Vec<usize>,
 }

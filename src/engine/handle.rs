@@ -215,6 +215,9 @@ impl Shared {
             counters.denoising_steps += denoising.steps as u64;
             counters.canvases += denoising.canvases as u64;
         }
+        if let Some(blocks) = &stats.blocks {
+            counters.add_blocks(blocks);
+        }
         stats.canvas_steps.iter().for_each(|&steps| counters.canvas_steps.record(steps as f64));
         counters.prefill_s += stats.prefill_s;
         counters.decode_s += decode_s;

@@ -20,5 +20,7 @@ pub use handle::{EngineHandle, Job, SubmitError};
 pub use mailbox::Events;
 pub use model::{LoadProgress, Loaded, Model, ModelKind};
 pub use request::{Request, Stop};
-pub use status::{Counters, Histogram, Outcomes, Phase, QueueStatus, QueuedJob, RunningJob, State, Status};
+pub use status::{
+    Counters, Guesses, Histogram, Outcomes, Phase, QueueStatus, QueuedJob, RunningJob, State, Status,
+};
 pub use thread::{Engine, Options};

@@ -18,6 +18,8 @@ pub struct Request {
     /// Whether the model's thinking channel, if it has one, is told apart from the reply. Otherwise all text is the
     /// reply.
     pub channels: bool,
+    /// Whether the listener looks at guesses that are not evaluated yet. Drafts of models that denoise come anyway.
+    pub drafts: bool,
 }
 
 /// When a generation ends, besides the model's end tokens and the context limit.

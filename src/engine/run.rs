@@ -7,7 +7,7 @@ use super::handle::{Queued, Shared};
 use super::status::Phase;
 use super::thread::chain;
 use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
-use crate::decode::{Backend, DenoisingStats, Generation, Step};
+use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Wanted};
 use crate::text::{Parts, ReplyText, Tokenizer};
 
 /// Runs the job and sends its events, [`Event::Finish`] included.
@@ -22,6 +22,7 @@ pub(super) fn run(
     let mut reply = Reply::new(model, &queued.request);
     let mut cached_tokens = 0;
     let mut denoising = Denoised::default();
+    let mut blocks = None;
     let interrupted = || {
         if queued.sender.abandoned() {
             Some(FinishReason::Cancelled(Cause::Listener))
@@ -37,55 +38,63 @@ pub(super) fn run(
     };
     let reason = match backend.start(&queued.request.prompt, &queued.request.sampling) {
         Err(error) => FinishReason::Error(chain(&*error)),
-        Ok(mut generation) => loop {
-            // Nobody else is awake when the time of a waiting job is over.
-            shared.expire();
-            match interrupted() {
-                // An empty reply that was "cut" would hide what happened.
-                Some(FinishReason::Length) if reply.completion_tokens == 0 => {
-                    break FinishReason::Cancelled(Cause::Deadline);
+        Ok(mut generation) => {
+            generation.want(reply.wanted(queued.request.drafts));
+            let reason = loop {
+                // Nobody else is awake when the time of a waiting job is over.
+                shared.expire();
+                match interrupted() {
+                    // An empty reply that was "cut" would hide what happened.
+                    Some(FinishReason::Length) if reply.completion_tokens == 0 => {
+                        break FinishReason::Cancelled(Cause::Deadline);
+                    }
+                    Some(reason) => break reason,
+                    None => {}
                 }
-                Some(reason) => break reason,
-                None => {}
-            }
-            let step = match generation.step() {
-                Ok(step) => step,
-                Err(error) => break FinishReason::Error(chain(&*error)),
+                let step = match generation.step() {
+                    Ok(step) => step,
+                    Err(error) => break FinishReason::Error(chain(&*error)),
+                };
+                cached_tokens = generation.cached_tokens();
+                denoising.look(&*generation, matches!(step, Step::Commit(_)));
+                match step {
+                    Step::Prefill { done, total } => {
+                        shared.show(|job| job.prefilled = done);
+                        if done >= total {
+                            clock.prefilled();
+                        }
+                        queued.sender.send(Event::Prefill { done, total });
+                    }
+                    Step::Draft { tokens, entropy } => {
+                        // Guesses are shown before the pass that evaluates them; a canvas after the one that made it.
+                        if generation.blocks().is_none() {
+                            clock.passed();
+                        }
+                        shared.show(|job| job.phase = Phase::Generate);
+                        queued.sender.send(Event::Draft { tokens, entropy });
+                    }
+                    Step::Commit(tokens) => {
+                        clock.passed();
+                        let before = reply.completion_tokens;
+                        let (Parts { content: text, reasoning }, ended) = reply.take(&tokens);
+                        let kept = reply.completion_tokens - before;
+                        clock.committed(kept);
+                        shared.show(|job| {
+                            job.phase = Phase::Generate;
+                            job.prefilled = job.prompt_tokens;
+                            job.committed = reply.completion_tokens;
+                        });
+                        let tokens = tokens.into_iter().take(kept).collect();
+                        queued.sender.send(Event::Commit { tokens, text, reasoning });
+                        if let Some(reason) = ended {
+                            break reason;
+                        }
+                    }
+                }
             };
-            cached_tokens = generation.cached_tokens();
-            denoising.look(&*generation, matches!(step, Step::Commit(_)));
-            match step {
-                Step::Prefill { done, total } => {
-                    shared.show(|job| job.prefilled = done);
-                    if done >= total {
-                        clock.prefilled();
-                    }
-                    queued.sender.send(Event::Prefill { done, total });
-                }
-                Step::Draft { tokens, entropy } => {
-                    clock.passed();
-                    shared.show(|job| job.phase = Phase::Generate);
-                    queued.sender.send(Event::Draft { tokens, entropy });
-                }
-                Step::Commit(tokens) => {
-                    clock.passed();
-                    let before = reply.completion_tokens;
-                    let (Parts { content: text, reasoning }, ended) = reply.take(&tokens);
-                    let kept = reply.completion_tokens - before;
-                    clock.committed(kept);
-                    shared.show(|job| {
-                        job.phase = Phase::Generate;
-                        job.prefilled = job.prompt_tokens;
-                        job.committed = reply.completion_tokens;
-                    });
-                    let tokens = tokens.into_iter().take(kept).collect();
-                    queued.sender.send(Event::Commit { tokens, text, reasoning });
-                    if let Some(reason) = ended {
-                        break reason;
-                    }
-                }
-            }
-        },
+            blocks = generation.blocks();
+            reason
+        }
     };
     let usage = Usage {
         prompt_tokens: queued.request.prompt.len(),
@@ -99,7 +108,7 @@ pub(super) fn run(
         let Parts { content: text, reasoning } = rest;
         queued.sender.send(Event::Commit { tokens: Vec::new(), text, reasoning });
     }
-    let (stats, decode_s) = clock.stop(usage.completion_tokens, denoising);
+    let (stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
     log(&queued.request.id, &reason, usage, &stats);
     // The slot is free before the listener knows, so that its next request does not find it taken.
     shared.finished(&reason, usage, &stats, decode_s);
@@ -126,6 +135,7 @@ fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
         reasoning_tokens = usage.reasoning_tokens,
         passes = stats.passes,
         canvases = stats.denoising.as_ref().map(|denoising| denoising.canvases),
+        rows = stats.blocks.as_ref().map(|blocks| blocks.evaluated),
         queue_s = stats.queue_s,
         prefill_s = stats.prefill_s,
         elapsed_s = stats.elapsed_s,
@@ -160,6 +170,12 @@ impl<'a> Reply<'a> {
             most: request.stop.max_tokens.min(left),
             completion_tokens: 0,
         }
+    }
+
+    /// What a generation is to make for this reply.
+    fn wanted(&self, drafts: bool) -> Wanted {
+        let ends = if self.ignore_eos { Vec::new() } else { self.tokenizer.eos_ids().to_vec() };
+        Wanted { most: self.most, ends, drafts }
     }
 
     /// Takes tokens up to the one that ends the reply, if one does; returns the text they release.
@@ -256,7 +272,7 @@ impl Clock {
     }
 
     /// The stats, and the seconds spent generating.
-    fn stop(self, completion_tokens: usize, denoised: Denoised) -> (Stats, f64) {
+    fn stop(self, completion_tokens: usize, denoised: Denoised, blocks: Option<BlockStats>) -> (Stats, f64) {
         let ran_s = self.since_start();
         let prefill_s = self.prefill_s.unwrap_or(ran_s);
         let tokens_per_s = self.first_commit.map_or(0.0, |(first, tokens)| {
@@ -279,6 +295,7 @@ impl Clock {
             tokens_per_pass: if passes == 0 { 0.0 } else { completion_tokens as f64 / passes as f64 },
             tokens_per_s,
             denoising: denoised.stats,
+            blocks,
             canvas_steps: denoised.canvas_steps,
         };
         (stats, ran_s - prefill_s)

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::decode::Memory;
+use crate::decode::{BlockStats, Memory};
 
 /// Where the engine is in its life.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -163,6 +163,10 @@ pub struct Counters {
     pub denoising_steps: u64,
     /// Canvases that were begun.
     pub canvases: u64,
+    /// Rows of passes that generate in blocks.
+    pub rows: u64,
+    /// Guesses that were evaluated in blocks, and those that were committed, by what made them.
+    pub guesses: Vec<Guesses>,
     /// Seconds spent encoding prompts.
     pub prefill_s: f64,
     /// Seconds spent generating.
@@ -175,6 +179,33 @@ pub struct Counters {
     pub tokens_per_s: Histogram,
 }
 
+/// Guesses of one source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Guesses {
+    /// What made them.
+    pub by: &'static str,
+    /// How many were evaluated.
+    pub offered: u64,
+    /// How many were committed.
+    pub accepted: u64,
+}
+
+impl Counters {
+    /// Adds what the blocks of a generation took.
+    pub fn add_blocks(&mut self, blocks: &BlockStats) {
+        self.rows += blocks.evaluated as u64;
+        for made in &blocks.proposers {
+            let place = self.guesses.iter().position(|guesses| guesses.by == made.name);
+            let place = place.unwrap_or_else(|| {
+                self.guesses.push(Guesses { by: made.name, offered: 0, accepted: 0 });
+                self.guesses.len() - 1
+            });
+            self.guesses[place].offered += made.offered as u64;
+            self.guesses[place].accepted += made.accepted as u64;
+        }
+    }
+}
+
 impl Default for Counters {
     fn default() -> Self {
         Self {
@@ -185,6 +216,8 @@ impl Default for Counters {
             passes: 0,
             denoising_steps: 0,
             canvases: 0,
+            rows: 0,
+            guesses: Vec::new(),
             prefill_s: 0.0,
             decode_s: 0.0,
             canvas_steps: Histogram::new(&[

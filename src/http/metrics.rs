@@ -46,6 +46,15 @@ fn render(status: &Status) -> String {
     page.single("axe_denoising_steps_total", "counter", "Denoising steps.", c.denoising_steps);
     page.single("axe_canvases_total", "counter", "Canvases begun.", c.canvases);
     page.histogram("axe_canvas_steps", "Denoising steps of a finished canvas.", &c.canvas_steps);
+    page.single("axe_rows_total", "counter", "Rows of passes that generate in blocks.", c.rows);
+    page.family("axe_guesses_offered_total", "counter", "Guesses evaluated in blocks.");
+    for guesses in &c.guesses {
+        page.labelled("axe_guesses_offered_total", "by", guesses.by, guesses.offered);
+    }
+    page.family("axe_guesses_accepted_total", "counter", "Guesses that the model chose, too.");
+    for guesses in &c.guesses {
+        page.labelled("axe_guesses_accepted_total", "by", guesses.by, guesses.accepted);
+    }
     page.single("axe_prefill_seconds_total", "counter", "Time spent encoding prompts.", c.prefill_s);
     page.single("axe_decode_seconds_total", "counter", "Time spent generating.", c.decode_s);
     page.histogram("axe_first_token_seconds", "Time from acceptance to the first token.", &c.first_token_s);

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::generation::Generation;
 use super::{App, fingerprint, hex, random, sse, unix_time};
+use crate::decode::ProposerStats;
 use crate::engine::{Cause, Event, Events, FinishReason, Model, Request, Stats, SubmitError, Usage};
 use crate::text::Parts;
 
@@ -109,6 +110,13 @@ impl Head {
             answer["axe"]["steps_per_canvas"] = stats.canvas_steps.clone().into();
             answer["axe"]["accepted_per_step"] = denoising.accepted.clone().into();
         }
+        if let Some(blocks) = &stats.blocks {
+            answer["axe"]["rows"] = blocks.evaluated.into();
+            let guesses = |made: &ProposerStats| {
+                (made.name.to_owned(), json!({ "offered": made.offered, "accepted": made.accepted }))
+            };
+            answer["axe"]["guesses"] = blocks.proposers.iter().map(guesses).collect();
+        }
         answer
     }
 }
@@ -155,7 +163,7 @@ pub(super) async fn answer(
     let Generation { sampling, stop, stream, include_usage } = generation;
     let head = Head::new(dialect, app, model, sampling.seed)?;
     let channels = dialect == Dialect::Chat;
-    let request = Request { id: head.id.clone(), prompt, sampling, stop, channels };
+    let request = Request { id: head.id.clone(), prompt, sampling, stop, channels, drafts: false };
     let job = app.engine.submit(request).map_err(|error| match error {
         SubmitError::EmptyPrompt | SubmitError::ContextTooLong { .. } => {
             ApiError::from(error).param(dialect.prompt())

@@ -3,11 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Opened, check_vocabulary, context, text};
+use super::planned::facts;
+use super::startup::{self, Choice, ModelFacts, Shape};
+use super::{Opened, cache_dir, check_vocabulary, text};
 use crate::checkpoint::gguf::Gguf;
 use crate::checkpoint::quant::GgmlType;
-use crate::decode::block::MOST_ROWS;
-use crate::decode::{BackendError, BlockOptions, CausalBackend};
+use crate::config::Config;
+use crate::decode::block::{Costs, MOST_ROWS, Measured};
+use crate::decode::{BackendError, BlockSize, CausalBackend};
+use crate::device::Device;
 use crate::engine::{Loaded, ModelKind};
 use crate::model::{Causal, CausalConfig, LoadOptions};
 
@@ -19,16 +23,17 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
     let trained = CausalConfig::read(gguf)?;
     let Opened { device, tokenizer, template } = load.open(|| text::of_gguf(load.config, gguf))?;
     check_vocabulary(gguf.path(), tokenizer.vocab_size(), trained.vocabulary, "token_embd.weight")?;
-    let context = context(load, trained.context);
-    let options = LoadOptions {
-        context,
-        rows: load.rows(),
-        logit_rows: MOST_ROWS,
-        cache: load.config.device.kv_cache,
-        cache_dir: load.cache_dir(),
+    let choice = choose(gguf, load.config, &device)?;
+    load.chosen(&choice);
+    let options = options(load.config, choice.shape);
+    let mut model =
+        Causal::load(device.clone(), Arc::clone(gguf), &options, &mut |share| load.preparing(share))?;
+    let blocks = load.config.decode;
+    let costs = match blocks.size {
+        BlockSize::Auto => costs(load, gguf, &mut model)?,
+        BlockSize::Fixed(_) => Costs::default(),
     };
-    let model = Causal::load(device.clone(), Arc::clone(gguf), &options, &mut |share| load.preparing(share))?;
-    let backend = CausalBackend::new(model, BlockOptions::default()).with_vocabulary(tokenizer.vocab_size());
+    let backend = CausalBackend::new(model, blocks).with_vocabulary(tokenizer.vocab_size()).with_costs(costs);
     Ok(load.loaded(
         Opened { device, tokenizer, template },
         Box::new(backend),
@@ -37,14 +42,51 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
             quantisation: quantisation(gguf).to_owned(),
             identity: gguf.identity().to_string(),
             choices: String::new(),
-            context,
+            context: options.context,
             kind: ModelKind::Causal,
         },
     ))
 }
 
+/// What is chosen for the model of `gguf` on `device`.
+///
+/// # Errors
+/// A file that is broken or not supported, too little memory.
+pub(super) fn choose(gguf: &Gguf, config: &Config, device: &Device) -> Result<Choice, BackendError> {
+    let trained = CausalConfig::read(gguf)?.context;
+    let facts = facts(config, device, ModelFacts { trained, canvas: None });
+    startup::choose(&facts, |shape| Ok(Causal::plan(gguf, &options(config, shape))?))
+}
+
+fn options(config: &Config, shape: Shape) -> LoadOptions {
+    LoadOptions {
+        context: shape.context,
+        rows: shape.rows,
+        logit_rows: if config.decode.size == BlockSize::Fixed(1) { 1 } else { MOST_ROWS },
+        cache: config.device.kv_cache,
+        cache_dir: cache_dir(&config.device),
+    }
+}
+
+/// What passes of the model cost at each width, from the cache folder or by timing some.
+fn costs(load: &super::Load<'_>, gguf: &Gguf, model: &mut Causal) -> Result<Costs, BackendError> {
+    let info = model.device().info();
+    let key = format!(
+        "{} {} {} {}, {} of {} compute units, axe {}",
+        gguf.identity(),
+        load.config.device.kv_cache,
+        info.name,
+        info.driver_version,
+        load.config.device.threads.map_or("all".to_owned(), |threads| threads.to_string()),
+        info.compute_units,
+        env!("CARGO_PKG_VERSION"),
+    );
+    load.progress.report(1.0, "timing passes");
+    Ok(Costs::from(&Measured::once(&load.config.device.cache_dir, &key, model)?))
+}
+
 /// The type of most weights.
-fn quantisation(gguf: &Gguf) -> &'static str {
+pub(super) fn quantisation(gguf: &Gguf) -> &'static str {
     let mut values: HashMap<GgmlType, u64> = HashMap::new();
     for tensor in gguf.tensors().iter().filter(|tensor| tensor.name.starts_with("blk.")) {
         *values.entry(tensor.ty).or_default() += tensor.values();

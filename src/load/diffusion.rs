@@ -1,9 +1,12 @@
 //! DiffusionGemma, from a GGUF file or a Hugging Face directory.
 
-use super::{Facts, Load, check_vocabulary, context, open_device, text};
+use super::planned::facts;
+use super::startup::{self, Choice, ModelFacts, Shape};
+use super::{Facts, Load, cache_dir, check_vocabulary, open_device, text};
 use crate::config::Config;
 use crate::decode::diffusion::DenoisingRules;
 use crate::decode::{BackendError, DiffusionBackend};
+use crate::device::Device;
 use crate::engine::{Loaded, ModelKind};
 use crate::model::diffusion_gemma::{
     DenseWeights, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, ExpertWeights, GGUF_ARCHITECTURE,
@@ -29,18 +32,10 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
     if let Some(warning) = bar_what_fits(&mut generation.eos) {
         load.board.warn(warning);
     }
-    let context = context(load, trained.context);
-    let experts = load.config.model.experts;
-    let options = DiffusionOptions {
-        context,
-        rows: load.rows(),
-        vocabulary: Some(opened.tokenizer.vocab_size()),
-        cache: load.config.device.kv_cache,
-        matrix_unit: load.config.device.matrix_unit,
-        cache_dir: load.cache_dir(),
-        experts,
-        dense: load.config.model.dense,
-    };
+    let choice = choose(checkpoint, load.config, &opened.device)?;
+    load.chosen(&choice);
+    let vocabulary = Some(opened.tokenizer.vocab_size());
+    let options = DiffusionOptions { vocabulary, ..options(load.config, choice.shape) };
     let model = DiffusionGemma::load(opened.device.clone(), checkpoint, &options, &mut |share| {
         load.preparing(share);
     })?;
@@ -63,10 +58,39 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
         quantisation,
         identity: checkpoint.identity(),
         choices,
-        context,
+        context: options.context,
         kind,
     };
     Ok(load.loaded(opened, Box::new(backend), facts))
+}
+
+/// What is chosen for the model of `checkpoint` on `device`.
+///
+/// # Errors
+/// A checkpoint that is broken or not supported, too little memory.
+pub(super) fn choose(
+    checkpoint: &DiffusionCheckpoint,
+    config: &Config,
+    device: &Device,
+) -> Result<Choice, BackendError> {
+    let trained = checkpoint.config()?;
+    let model = ModelFacts { trained: trained.context, canvas: Some(trained.canvas) };
+    startup::choose(&facts(config, device, model), |shape| {
+        Ok(DiffusionGemma::plan(checkpoint, &options(config, shape), shape.products)?)
+    })
+}
+
+fn options(config: &Config, shape: Shape) -> DiffusionOptions {
+    DiffusionOptions {
+        context: shape.context,
+        rows: shape.rows,
+        vocabulary: None,
+        cache: config.device.kv_cache,
+        matrix_unit: config.device.matrix_unit,
+        cache_dir: cache_dir(&config.device),
+        experts: config.model.experts,
+        dense: config.model.dense,
+    }
 }
 
 /// Keeps as many of the tokens that end a reply as kernels can bar from its first position; a warning if there are more.
@@ -99,7 +123,7 @@ pub fn open_diffusion(
         vocabulary: None,
         cache: config.device.kv_cache,
         matrix_unit: config.device.matrix_unit,
-        cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
+        cache_dir: cache_dir(&config.device),
         experts: ExpertWeights::AsStored,
         dense: DenseWeights::AsStored,
     };

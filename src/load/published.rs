@@ -1,6 +1,6 @@
 //! The text files of a Hugging Face directory: its tokenizer and its chat template.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::checkpoint::safetensors::read_bytes;
 use crate::decode::BackendError;
@@ -11,9 +11,13 @@ use crate::text::Vocabulary;
 pub struct PublishedText {
     /// From `tokenizer.json` and `tokenizer_config.json`.
     pub vocabulary: Vocabulary,
+    /// The file that holds the vocabulary.
+    pub vocabulary_file: PathBuf,
     /// Source of the chat template, from `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`: the
     /// first of them that has one.
     pub template: Option<String>,
+    /// The file that holds the template, if there is one.
+    pub template_file: PathBuf,
 }
 
 /// Reads the tokenizer and the chat template of a Hugging Face directory. `ends` are the tokens that end a reply, from
@@ -40,11 +44,15 @@ pub fn published_text(directory: &Path, ends: Option<&[u32]>) -> Result<Publishe
         vocabulary.ends = ends.to_vec();
         vocabulary.ends_are_all = true;
     }
-    Ok(PublishedText { vocabulary, template: template(directory)?.or(inside) })
+    let (template, template_file) = match template(directory)? {
+        Some((template, name)) => (Some(template), directory.join(name)),
+        None => (inside, directory.join(config)),
+    };
+    Ok(PublishedText { vocabulary, vocabulary_file: directory.join(tokenizer), template, template_file })
 }
 
-/// The chat template that has a file of its own.
-fn template(directory: &Path) -> Result<Option<String>, BackendError> {
+/// The chat template that has a file of its own, and that file's name.
+fn template(directory: &Path) -> Result<Option<(String, &'static str)>, BackendError> {
     let (plain, wrapped) = ("chat_template.jinja", "chat_template.json");
     if let Some(bytes) = read(directory, plain)? {
         let text = String::from_utf8(bytes).map_err(|error| {
@@ -53,14 +61,14 @@ fn template(directory: &Path) -> Result<Option<String>, BackendError> {
                 directory.join(plain).display()
             )
         })?;
-        return Ok(Some(text));
+        return Ok(Some((text, plain)));
     }
     let Some(bytes) = read(directory, wrapped)? else { return Ok(None) };
     let file = directory.join(wrapped);
     let json: serde_json::Value = serde_json::from_slice(&bytes)
         .map_err(|error| format!("{}: {error}; download the file again", file.display()))?;
     match json.get("chat_template").and_then(|template| template.as_str()) {
-        Some(template) => Ok(Some(template.to_owned())),
+        Some(template) => Ok(Some((template.to_owned(), wrapped))),
         None => Err(format!(
             "{}: `chat_template`: expected a template's text; download the file again, or name a template of your own \
              (`model.chat_template`)",

@@ -22,9 +22,9 @@ pub type TextSide = (Tokenizer, Option<ChatTemplate>);
 /// # Errors
 /// Vocabularies and templates that are broken or not supported, a template file that cannot be read.
 pub fn of_gguf(config: &Config, gguf: &Gguf) -> Result<TextSide, BackendError> {
-    let tokenizer = Tokenizer::new(vocabulary(gguf)?)?;
+    let tokenizer = Tokenizer::new(vocabulary(gguf)?).map_err(|error| error.in_file(gguf.path()))?;
     let own = gguf.metadata().str("tokenizer.chat_template")?.map(str::to_owned);
-    with_template(config, tokenizer, own)
+    with_template(config, tokenizer, own, gguf.path())
 }
 
 /// The text side of a Hugging Face directory; `ends` are the tokens that end a reply.
@@ -37,8 +37,9 @@ pub fn of_directory(
     ends: &[u32],
 ) -> Result<TextSide, BackendError> {
     let published = published_text(directory.path(), (!ends.is_empty()).then_some(ends))?;
-    let tokenizer = Tokenizer::new(published.vocabulary)?;
-    with_template(config, tokenizer, published.template)
+    let tokenizer =
+        Tokenizer::new(published.vocabulary).map_err(|error| error.in_file(&published.vocabulary_file))?;
+    with_template(config, tokenizer, published.template, &published.template_file)
 }
 
 /// The text side of a DiffusionGemma in either format; `ends` are the tokens that end a reply.
@@ -58,14 +59,20 @@ pub fn of_diffusion(
 
 fn with_template(
     config: &Config,
-    tokenizer: Tokenizer,
+    mut tokenizer: Tokenizer,
     own: Option<String>,
+    own_file: &Path,
 ) -> Result<TextSide, BackendError> {
-    let source = match &config.model.chat_template {
-        Some(path) => Some(template_file(path)?),
-        None => own,
+    let (source, file) = match &config.model.chat_template {
+        Some(path) => (Some(template_file(path)?), path.as_path()),
+        None => (own, own_file),
     };
-    let template = source.map(|source| ChatTemplate::new(&source, &tokenizer)).transpose()?;
+    let template = source.map(|source| ChatTemplate::new(&source, &tokenizer)).transpose();
+    let template = template.map_err(|error| error.in_file(file))?;
+    // Only now: the template's marks know the channel's tokens.
+    if !config.model.thoughts_apart {
+        tokenizer.forget_channel();
+    }
     Ok((tokenizer, template))
 }
 
@@ -86,9 +93,12 @@ fn template_file(path: &Path) -> Result<String, BackendError> {
 /// # Errors
 /// No checkpoint, or a vocabulary that is broken or not supported.
 pub fn tokenizer(path: &Path) -> Result<Tokenizer, BackendError> {
-    let vocabulary = match Kind::of(path)? {
-        Kind::Gguf(path) => vocabulary(&Gguf::open(&path)?)?,
-        Kind::W4Directory(path) | Kind::HfDirectory(path) => published_text(&path, None)?.vocabulary,
+    let (vocabulary, file) = match Kind::of(path)? {
+        Kind::Gguf(path) => (vocabulary(&Gguf::open(&path)?)?, path),
+        Kind::W4Directory(path) | Kind::HfDirectory(path) => {
+            let published = published_text(&path, None)?;
+            (published.vocabulary, published.vocabulary_file)
+        }
     };
-    Ok(Tokenizer::new(vocabulary)?)
+    Ok(Tokenizer::new(vocabulary).map_err(|error| error.in_file(&file))?)
 }

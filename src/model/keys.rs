@@ -14,7 +14,10 @@ const NEUTRAL: &[(&str, Neutral)] = &[
     ("attention.clamp_kqv", Neutral::Number(0.0)),
     ("attention.max_alibi_bias", Neutral::Number(0.0)),
     ("attention.scale", Neutral::Number(0.0)),
+    ("attention.shared_kv_layers", Neutral::Number(0.0)),
+    ("attention.sliding_window", Neutral::Number(0.0)),
     ("attn_logit_softcapping", Neutral::Number(0.0)),
+    ("embedding_length_per_layer_input", Neutral::Number(0.0)),
     ("embedding_scale", Neutral::Number(1.0)),
     ("expert_count", Neutral::Number(0.0)),
     ("expert_used_count", Neutral::Number(0.0)),
@@ -23,6 +26,8 @@ const NEUTRAL: &[(&str, Neutral)] = &[
     ("residual_scale", Neutral::Number(1.0)),
     ("rope.scale_linear", Neutral::Number(1.0)),
     ("rope.scaling.attn_factor", Neutral::Number(1.0)),
+    ("rope.scaling.yarn_attn_factor", Neutral::Number(1.0)),
+    ("rope.scaling.yarn_ext_factor", Neutral::Number(1.0)),
 ];
 
 /// A value that changes nothing.

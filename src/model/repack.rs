@@ -443,6 +443,47 @@ mod tests {
     }
 
     #[test]
+    fn tiles_hold_the_very_values_of_the_file() {
+        const BLOCKS: usize = 5; // in a row: whole blocks of tiles, and a rest
+        const ROWS: usize = 19; // a tile, and a rest
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/quant-types/blocks.safetensors");
+        let fixture = std::fs::read(path).unwrap();
+        let fixture = safetensors::SafeTensors::deserialize(&fixture).unwrap();
+        for ty in GgmlType::ALL {
+            let columns = if ty.is_quantised() { BLOCKS * ty.block_values() } else { 45 };
+            let bytes = &fixture.tensor(&format!("{ty}.bytes")).unwrap().data()
+                [..ROWS * columns / ty.block_values() * ty.block_bytes()];
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), bytes).unwrap();
+            let map = Arc::new(Mapping::open(file.path()).unwrap());
+            let rows = Rows {
+                name: "w".to_owned(),
+                encoding: Encoding::Ggml(ty),
+                rows: ROWS,
+                columns,
+                bytes: Span::new(map, 0..bytes.len()).unwrap(),
+            };
+            let blueprint =
+                Blueprint { name: "w".to_owned(), parts: vec![rows], arrangement: Arrangement::Stacked };
+            let mut tiles = vec![0; blueprint.bytes()];
+            blueprint.write(0, &mut tiles).unwrap();
+
+            let mut values = vec![0f32; ROWS * columns];
+            dequantize(ty, bytes, &mut values).unwrap();
+            let format = blueprint.format();
+            for (i, &value) in values.iter().enumerate() {
+                let (row, column) = (i / columns, i % columns);
+                let tile = &tiles[row / TILE * format.tile_bytes(columns)..][..format.tile_bytes(columns)];
+                let found = format.weight(tile, row % TILE, column);
+                assert!(
+                    found.to_bits() == value.to_bits() || found.is_nan() && value.is_nan(),
+                    "{ty}: {found:e} in row {row}, column {column}, where the file has {value:e}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn scales_and_zero_points_of_no_such_format_are_refused_by_place() {
         let repack = |scale, zero| {
             let (_file, blueprint) = blueprint(scale, zero);

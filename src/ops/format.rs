@@ -69,7 +69,7 @@ enum Scaling {
     Groups { groups: usize, offset: bool },
     /// half `scale[16]`, `offset[16]`; then bytes `[16][16]`, a scale in the lower half of each and an offset in the upper.
     Shared,
-    /// Bytes `[4][16]`: exponents of each group.
+    /// Signed bytes `[4][16]`: exponents of each group, those of the file less 128, so that padding has no denormal scales.
     Exponents,
 }
 
@@ -270,7 +270,7 @@ impl Format {
                 half(0, scales.scale);
                 half(32, scales.offset);
             }
-            Scaling::Exponents => tile[block + group % 4 * TILE + lane] = scales.scale as u8,
+            Scaling::Exponents => tile[block + group % 4 * TILE + lane] = scales.scale as u8 ^ 0x80,
         }
         match self.scaling() {
             Scaling::Groups { groups, offset } => {
@@ -348,7 +348,7 @@ impl Format {
                 let byte = byte(column / 16 % 16);
                 scale * f32::from(byte & 15) * number - offset * f32::from(byte >> 4)
             }
-            Scaling::Exponents => power(tile[block + group % 4 * TILE + lane]) * number,
+            Scaling::Exponents => power(tile[block + group % 4 * TILE + lane] ^ 0x80) * number,
         }
     }
 }

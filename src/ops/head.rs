@@ -142,17 +142,38 @@ pub struct HeadState {
     has_soft: bool,
 }
 
-/// Bytes of the partial sums of soft embeddings.
-fn softs_bytes(rows: usize, hidden: usize) -> usize {
-    SLICES * round_up(rows, TILE) * round_up(hidden, STRIDE_MULTIPLE) * 4
-}
-
 impl HeadState {
     /// Room for `rows` rows of `hidden` values; without `soft` no soft embeddings can be made.
     ///
     /// # Errors
     /// No memory.
     pub fn new(device: &Device, rows: usize, hidden: usize, soft: bool) -> Result<Self, OpsError> {
+        let bytes = if soft { Self::partial_bytes(rows, hidden).max(64) } else { 64 };
+        Self::make(device, rows, hidden, soft, device.alloc(Purpose::Scratch, bytes)?)
+    }
+
+    /// As [`new`](Self::new), with soft embeddings whose partial sums lie in `partial`, of
+    /// [`partial_bytes`](Self::partial_bytes): what it holds before a run is all one, and so is what becomes of it after.
+    ///
+    /// # Errors
+    /// Too small a buffer, or no memory for the rest.
+    pub fn with_partial(
+        device: &Device,
+        rows: usize,
+        hidden: usize,
+        partial: Buffer,
+    ) -> Result<Self, OpsError> {
+        holds_floats("streaming_head", "the partial sums", &partial, Self::partial_bytes(rows, hidden) / 4)?;
+        Self::make(device, rows, hidden, true, partial)
+    }
+
+    fn make(
+        device: &Device,
+        rows: usize,
+        hidden: usize,
+        soft: bool,
+        softs: Buffer,
+    ) -> Result<Self, OpsError> {
         check("streaming_head", rows > 0 && hidden > 0, || format!("{rows} rows of {hidden} values"))?;
         let stride = round_up(hidden, STRIDE_MULTIPLE);
         let alloc = |bytes: usize| device.alloc(Purpose::Scratch, bytes);
@@ -162,18 +183,27 @@ impl HeadState {
             stride,
             barred: alloc(MOST_BARRED * 4)?,
             parts: alloc(SLICES * rows * PART_BYTES)?,
-            softs: alloc(if soft { softs_bytes(rows, hidden) } else { 64 })?,
+            softs,
             rows,
             hidden,
             has_soft: soft,
         })
     }
 
-    /// Bytes that [`new`](Self::new) takes: 26 MB for 256 rows of 2816 values, whatever the vocabulary.
+    /// Bytes that [`new`](Self::new) takes: 26 MB for 256 rows of 2816 values, whatever the vocabulary. Of these
+    /// [`with_partial`](Self::with_partial) takes all but [`partial_bytes`](Self::partial_bytes).
     pub fn bytes(rows: usize, hidden: usize, soft: bool) -> usize {
-        let soft =
-            if soft { rows * round_up(hidden, STRIDE_MULTIPLE) * 4 + softs_bytes(rows, hidden) } else { 128 };
+        let soft = if soft {
+            rows * round_up(hidden, STRIDE_MULTIPLE) * 4 + Self::partial_bytes(rows, hidden)
+        } else {
+            128
+        };
         rows * (size_of::<HeadRow>() + SLICES * PART_BYTES) + MOST_BARRED * 4 + soft
+    }
+
+    /// Bytes of the partial sums of soft embeddings, which are needed while the head runs and at no other time.
+    pub fn partial_bytes(rows: usize, hidden: usize) -> usize {
+        SLICES * round_up(rows, TILE) * round_up(hidden, STRIDE_MULTIPLE) * 4
     }
 
     /// What the last run found out about the first `rows` rows; waits for it.

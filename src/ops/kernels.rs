@@ -21,6 +21,7 @@ const PACK: &str = include_str!("../../cl/include/pack.h");
 const TILE_PAIR: &str = include_str!("../../cl/include/tile_pair.h");
 const TILES: &str = include_str!("../../cl/include/tiles.h");
 const MATMUL: &str = include_str!("../../cl/matmul.cl");
+const CHOICE: &str = include_str!("../../cl/choice.cl");
 const HEAD: &str = include_str!("../../cl/head.cl");
 const ROWS: &str = include_str!("../../cl/rows.cl");
 const PEAK: &str = include_str!("../../cl/peak.cl");
@@ -67,7 +68,7 @@ pub enum OpsError {
 /// one [`Kernels`] packed are for its products only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Products {
-    /// By vectors. [`Kernels::matvec`] makes the same bits of a row.
+    /// By vectors. [`Kernels::narrow`] makes the same bits of a row.
     Vector,
     /// By the processor's matrix unit, as exact; see `cl/include/tiles.h`.
     MatrixUnit,
@@ -105,6 +106,8 @@ pub struct Kernels {
     /// Stands for buffers a launch does not use.
     unused: crate::device::Buffer,
     compute_units: usize,
+    /// Bytes that a work-group may have.
+    local_memory: usize,
 }
 
 impl Kernels {
@@ -141,6 +144,7 @@ impl Kernels {
             rows_at_once: if info.native_float_width >= 16 { 8 } else { 3 },
             unused: device.alloc(crate::device::Purpose::Scratch, 64)?,
             compute_units: info.compute_units.max(1) as usize,
+            local_memory: usize::try_from(info.local_mem).unwrap_or(usize::MAX),
         })
     }
 
@@ -161,7 +165,7 @@ impl Kernels {
         &self.unused
     }
 
-    /// Work-items a one-row kernel is cut into: some for each compute unit, so that they end together.
+    /// Work-items a kernel for a few rows is cut into: some for each compute unit, so that they end together.
     pub(super) fn shares(&self, pairs: usize) -> usize {
         pairs.min(4 * self.compute_units)
     }
@@ -195,7 +199,7 @@ impl Kernels {
     ) -> Result<Kernel, OpsError> {
         let slices = super::head::SLICES;
         let soft = match (self.products, format) {
-            (Products::MatrixUnit, Format::Bf16) => SOFT_TILES,
+            (Products::MatrixUnit, Format::Bf16 | Format::Q8_0) => SOFT_TILES,
             _ => SOFT,
         };
         self.kernel(device, ("head", format as usize), name, || {
@@ -205,6 +209,18 @@ impl Kernels {
             );
             (format!("head.cl ({})", format.name()), source)
         })
+    }
+
+    pub(super) fn choice_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
+        let (top, slices) = (super::choice::TOP, super::choice::SLICES);
+        self.kernel(device, ("choice", 0), name, || {
+            let source = format!("#define TOP {top}\n#define CHOICE_SLICES {slices}\n{COMMON}{CHOICE}");
+            ("choice.cl".to_owned(), source)
+        })
+    }
+
+    pub(super) fn local_memory(&self) -> usize {
+        self.local_memory
     }
 
     pub(super) fn compute_units(&self) -> usize {

@@ -1,5 +1,5 @@
-//! Matrix times activations: the input row's preparation, the product, and what becomes of it, in one launch for one
-//! row and two for many.
+//! Matrix times activations: the input row's preparation, the product, and what becomes of it, in one launch for a few
+//! rows and two for many.
 
 use super::check::{check, holds_floats, int};
 use super::kernels::{Kernels, OpsError};
@@ -8,6 +8,8 @@ use crate::device::{Arg, Buffer, Device, Launch};
 
 /// Rows that one work-item of `matmul` takes; `ROW_BLOCK` in `cl/include/common.h`.
 const ROW_BLOCK: usize = 64;
+/// Most rows of `narrow`; `FEW_ROWS` in `cl/include/common.h`.
+const FEW_ROWS: usize = 8;
 
 /// A repacked weight matrix on the device.
 #[derive(Debug, Clone)]
@@ -121,7 +123,7 @@ pub struct Output<'a> {
 }
 
 impl Kernels {
-    /// One row through `matrix`.
+    /// One row through `matrix`: [`narrow`](Self::narrow) of a single row.
     ///
     /// # Errors
     /// Sizes that do not fit, or what the device says.
@@ -133,12 +135,38 @@ impl Kernels {
         finish: Finish<'_>,
         output: &Output<'_>,
     ) -> Result<Launch, OpsError> {
-        const OP: &str = "matvec";
-        self.check(OP, matrix, input, &finish, output, 1)?;
+        self.narrow(device, matrix, input, 1, finish, output)
+    }
+
+    /// Most rows, 1 to 8, that [`narrow`](Self::narrow) takes through `matrix`: as many as the device's local memory holds.
+    /// Up to there it is faster than packing for [`matmul`](Self::matmul).
+    pub fn narrow_rows(&self, matrix: &Matrix) -> usize {
+        let bytes = |rows: usize| -> usize { local_bytes(matrix, rows).into_iter().sum() };
+        (2..=FEW_ROWS).rev().find(|&rows| bytes(rows) <= self.local_memory()).unwrap_or(1)
+    }
+
+    /// `rows` rows, at most [`narrow_rows`](Self::narrow_rows), through `matrix`, without packing.
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    pub fn narrow(
+        &self,
+        device: &Device,
+        matrix: &Matrix,
+        input: &RowInput<'_>,
+        rows: usize,
+        finish: Finish<'_>,
+        output: &Output<'_>,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "narrow";
+        self.check(OP, matrix, input, &finish, output, rows)?;
+        let most = self.narrow_rows(matrix);
+        check(OP, rows <= most, || format!("{rows} rows, at most {most} of {} columns", matrix.columns))?;
         let (groups, pairs) = (matrix.groups(), matrix.pairs());
         let pairs_each = pairs.div_ceil(self.shares(pairs));
         let unused = self.unused();
-        let (branch, branch_weight, new_row) = input.branch.unwrap_or((unused, unused, unused));
+        let (branch, branch_weight, new_rows) = input.branch.unwrap_or((unused, unused, unused));
+        let [prepared, sums, line] = local_bytes(matrix, rows);
         Ok(Launch::with_args(
             &self.matmul_kernel(device, matrix.format, OP)?,
             &[
@@ -147,20 +175,24 @@ impl Kernels {
                 Arg::Buffer(branch),
                 Arg::Buffer(branch_weight),
                 Arg::Buffer(input.norm.unwrap_or(unused)),
-                Arg::Buffer(new_row),
+                Arg::Buffer(new_rows),
                 Arg::Buffer(finish.other().unwrap_or(unused)),
                 Arg::Buffer(output.rows),
                 Arg::I32(input.flags()),
                 Arg::I32(finish.number()),
                 Arg::I32(int(OP, "the input's start", input.at)?),
+                Arg::I32(int(OP, "stride", input.stride)?),
                 Arg::I32(int(OP, "the output's start", output.at)?),
+                Arg::I32(int(OP, "the output's stride", output.stride)?),
+                Arg::I32(int(OP, "rows", rows)?),
                 Arg::I32(int(OP, "columns", input.n)?),
                 Arg::I32(int(OP, "groups", groups)?),
                 Arg::I32(int(OP, "pairs of tiles", pairs)?),
                 Arg::I32(int(OP, "pairs of tiles", pairs_each)?),
                 Arg::F32(input.epsilon),
-                Arg::Local(groups * 32 * 4),
-                Arg::Local(groups * 32 / matrix.format.scale_group() * 4),
+                Arg::Local(prepared),
+                Arg::Local(sums),
+                Arg::Local(line),
             ],
             &[pairs.div_ceil(pairs_each)],
             Some(&[1]),
@@ -327,6 +359,12 @@ impl Kernels {
             None => Ok(()),
         }
     }
+}
+
+/// Local memory of `narrow`: prepared rows, their sums, and the row that is being prepared.
+fn local_bytes(matrix: &Matrix, rows: usize) -> [usize; 3] {
+    let row = matrix.groups() * 32 * 4;
+    [row * rows, row / matrix.format.scale_group() * rows, if rows > 1 { row } else { 4 }]
 }
 
 /// CPU reference of an activation.

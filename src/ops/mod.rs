@@ -1,10 +1,11 @@
 //! One typed launcher for each kernel, with its CPU reference beside it.
 //!
 //! Kernels of the `vector` family: one work-item does a vector's work by hand. A row's result has the same bits
-//! however many rows a pass has; [`Kernels::matvec`] and [`Kernels::matmul`] are two ways to the same numbers.
+//! however many rows a pass has; [`Kernels::narrow`] and [`Kernels::matmul`] are two ways to the same numbers.
 
 mod attention;
 mod check;
+mod choice;
 mod format;
 mod head;
 mod kernels;
@@ -19,6 +20,7 @@ mod stream;
 pub use attention::{
     ATTENTION_START, Attention, Cache, CacheKind, Pairing, ROTATE_START, Rotation, attention_reference,
 };
+pub use choice::{RowTop, TOP, choice_reference, choice_values, read_choices};
 pub use format::{Format, ROW_MULTIPLE, Scales, TILE};
 pub use head::{
     HEAD_BARRED, HEAD_CANVAS, HEAD_GREEDY, HEAD_SEED_HI, HEAD_SEED_LO, HEAD_STEP, HEAD_TEMPERATURE,
@@ -29,13 +31,13 @@ pub use kernels::{Kernels, OpsError, Products};
 pub use latent::{HeadMatrices, HeadRows, LATENT_START, LatentRotation};
 pub use matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
 pub use moe::{
-    COMBINE_SCALAR, Choice, CombineInput, ExpertGroups, Experts, Router, Routing, Scoring, choice_reference,
-    combine_reference, expert_reference, route_reference,
+    COMBINE_SCALAR, CombineInput, ExpertChoice, ExpertGroups, Experts, Router, Routing, Scoring,
+    combine_reference, expert_reference, route_reference, router_reference,
 };
 pub use peak::{Peak, seconds};
 pub use self_test::{
-    Heads, LatentHeads, self_test, self_test_head, self_test_latent, self_test_moe, self_test_products,
-    self_test_router, self_test_stream,
+    Heads, LatentHeads, self_test, self_test_choice, self_test_head, self_test_latent, self_test_moe,
+    self_test_products, self_test_router, self_test_stream,
 };
 pub use stream::{Join, Parts, cap_reference, gate_reference, join_reference, mix_reference};
 

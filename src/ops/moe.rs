@@ -51,7 +51,7 @@ pub struct ExpertGroups {
 
 /// How a router chooses, and what its choices count.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Choice {
+pub struct ExpertChoice {
     /// What its logits become.
     pub scoring: Scoring,
     /// The groups of its experts, if it looks at groups first.
@@ -62,7 +62,7 @@ pub struct Choice {
     pub scale: f32,
 }
 
-impl Default for Choice {
+impl Default for ExpertChoice {
     /// The chosen experts share the weight by their softmax.
     fn default() -> Self {
         Self { scoring: Scoring::Softmax, groups: None, renormalised: true, scale: 1.0 }
@@ -77,7 +77,7 @@ pub struct Router<'a> {
     /// Values from row to row.
     pub stride: usize,
     /// How it chooses.
-    pub choice: Choice,
+    pub choice: ExpertChoice,
     /// f32, one for each expert: added to scores, which are sigmoids, for the choice, and for nothing else.
     pub bias: Option<&'a Buffer>,
     /// f32, one for each expert: factor of its weight.
@@ -247,7 +247,7 @@ impl Kernels {
         let router = Router {
             logits: scores,
             stride,
-            choice: Choice::default(),
+            choice: ExpertChoice::default(),
             bias: None,
             expert_scales: Some(per_expert_scale),
         };
@@ -601,7 +601,12 @@ impl Kernels {
 
 /// CPU reference of `choose_experts` for one row without NaN: the chosen experts and their weights. `bias` is empty where
 /// there is none.
-pub fn choice_reference(logits: &[f32], choice: &Choice, bias: &[f32], top: usize) -> (Vec<usize>, Vec<f64>) {
+pub fn router_reference(
+    logits: &[f32],
+    choice: &ExpertChoice,
+    bias: &[f32],
+    top: usize,
+) -> (Vec<usize>, Vec<f64>) {
     let largest = logits.iter().fold(f64::NEG_INFINITY, |most, &v| most.max(f64::from(v)));
     let total: f64 = logits.iter().map(|&v| (f64::from(v) - largest).exp()).sum();
     let score = |e: usize| match choice.scoring {

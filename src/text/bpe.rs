@@ -2,9 +2,9 @@
 
 use hashbrown::{DefaultHashBuilder, HashMap};
 
+use super::index::TokenIndex;
 use super::merge::{Merger, NO_TOKEN};
 use super::pretokenize::PreTokenizer;
-use super::tokenizer::TokenIndex;
 use super::vocabulary::Strings;
 use super::{TextError, Vocabulary};
 
@@ -114,7 +114,7 @@ impl Bpe {
         merger: &mut Merger,
         ids: &mut Vec<u32>,
     ) {
-        self.pre.split(text, &mut |word| {
+        self.pre.split(&self.pre.normal(text), &mut |word| {
             let word = word.as_bytes();
             if let Some(id) = index.find(pieces, word).filter(|_| self.pre.whole_words) {
                 ids.push(id);

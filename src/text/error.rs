@@ -1,8 +1,18 @@
 //! What can go wrong between strings and tokens.
 
+use std::path::Path;
+
 /// An error of the `text` room.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
+    /// Something is wrong with what a file holds.
+    #[error("{file}: {source}")]
+    InFile {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        source: Box<TextError>,
+    },
     /// The vocabulary names a kind of tokenizer that is not built in.
     #[error(
         "tokenizer model `{found}` is not supported (supported: gpt2, llama, gemma4); use a checkpoint with one of these"
@@ -70,4 +80,15 @@ pub enum TextError {
         /// The field, what was found and what was expected.
         what: String,
     },
+}
+
+impl TextError {
+    /// This error, about what `file` holds. One that names its file already stays as it is.
+    #[must_use]
+    pub fn in_file(self, file: &Path) -> Self {
+        match self {
+            Self::InFile { .. } | Self::PublishedSyntax { .. } | Self::Published { .. } => self,
+            error => Self::InFile { file: file.display().to_string(), source: Box::new(error) },
+        }
+    }
 }

@@ -2,9 +2,9 @@
 //! single bytes for characters that have no token.
 
 use super::bpe::Merges;
+use super::index::TokenIndex;
 use super::merge::{Merger, NO_TOKEN};
 use super::spm;
-use super::tokenizer::TokenIndex;
 use super::vocabulary::Strings;
 use super::{TextError, TokenKind, Vocabulary};
 

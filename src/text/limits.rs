@@ -10,7 +10,7 @@ use minijinja::filters;
 use minijinja::value::{Kwargs, Rest};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use super::TextError;
+use super::{TextError, python};
 
 /// Longest source in bytes; real ones have some ten thousands.
 const MAX_SOURCE: usize = 128 << 10;
@@ -146,6 +146,9 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.set_unknown_method_callback(|state, value, method, args| {
         if let ("format", Some(text)) = (method, value.as_str()) {
             check_widths(text.split('{').skip(1).map(|spec| until(spec, |letter| letter == '}')))?;
+        }
+        if let Some(result) = value.as_str().and_then(|text| python::method(text, method, args)) {
+            return result;
         }
         minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
     });

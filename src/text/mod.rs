@@ -9,12 +9,14 @@ mod assemble;
 mod bpe;
 mod error;
 mod gemma;
+mod index;
 mod limits;
 mod merge;
 mod pretokenize;
 mod published;
 mod python;
 mod reply;
+mod special;
 mod spm;
 mod template;
 #[cfg(test)]
@@ -24,7 +26,7 @@ mod vocabulary;
 
 pub use assemble::Assembler;
 pub use error::TextError;
-pub use reply::{Channel, Parts, ReplyText};
+pub use reply::{Channel, ChannelForm, Parts, ReplyText};
 pub use template::{ChatInput, ChatTemplate, Rendered};
 pub use tokenizer::{Specials, Tokenizer};
 pub use vocabulary::{Strings, TokenKind, Vocabulary};

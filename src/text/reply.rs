@@ -1,21 +1,34 @@
 //! A reply as the model writes it, parted into what it thinks and what it says.
 //!
-//! Models with a thinking channel write `<|channel>thought`, a line break, their thoughts, and `<channel|>`. The two
-//! markers are single tokens and are told by their ids, so the same characters written as text mean nothing. What
-//! comes out does not depend on how the tokens are cut into runs.
+//! Gemma writes `<|channel>thought`, a line break, its thoughts, and `<channel|>`; Qwen, DeepSeek and others write
+//! `<think>`, their thoughts, and `</think>`, with line breaks around each. The two markers are single tokens and are
+//! told by their ids, so the same characters written as text mean nothing. What comes out does not depend on how the
+//! tokens are cut into runs.
 
 use super::Assembler;
 
-/// The first line inside a channel: the channel's name, which is not part of the thoughts.
+/// The first line inside a named channel: the channel's name, which is not part of the thoughts.
 const NAME: &[u8] = b"thought\n";
 
 /// The tokens that open and close the thinking channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Channel {
-    /// Begins the channel; its name follows as text.
+    /// Begins the channel.
     pub open: u32,
     /// Ends it.
     pub close: u32,
+    /// What is written around the thoughts.
+    pub form: ChannelForm,
+}
+
+/// What a model writes around its thoughts, besides the markers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChannelForm {
+    /// The channel's name, `thought`, and a line break before them.
+    Named,
+    /// Line breaks before and behind them, and before what is said next. Templates put the same there again when the
+    /// reply comes back as part of a conversation, so they belong to neither.
+    Plain,
 }
 
 /// Text that was released, by where it belongs.
@@ -52,6 +65,10 @@ pub struct ReplyText {
     content: Assembler,
     reasoning: Assembler,
     reasoning_tokens: usize,
+    /// Line breaks that come next are layout.
+    leading: bool,
+    /// Line breaks of thoughts that are layout if nothing follows them.
+    breaks: usize,
 }
 
 impl ReplyText {
@@ -63,6 +80,8 @@ impl ReplyText {
             content: Assembler::new(stops, false),
             reasoning: Assembler::new([""; 0], false),
             reasoning_tokens: 0,
+            leading: false,
+            breaks: 0,
         }
     }
 
@@ -70,7 +89,7 @@ impl ReplyText {
     /// turns, behind which nothing is open any more; `piece` is what a token prints.
     #[must_use]
     pub fn following<'p>(mut self, prompt: &[u32], ends: &[u32], piece: impl Fn(u32) -> &'p [u8]) -> Self {
-        let Some(Channel { open, close }) = self.channel else { return self };
+        let Some(Channel { open, close, .. }) = self.channel else { return self };
         let last = prompt.iter().rposition(|id| *id == open || *id == close || ends.contains(id));
         if let Some(last) = last.filter(|&last| prompt[last] == open) {
             let mut lost = Parts::default();
@@ -80,6 +99,7 @@ impl ReplyText {
             // What the prompt wrote is no part of the reply.
             self.reasoning = Assembler::new([""; 0], false);
             self.reasoning_tokens = 0;
+            self.breaks = 0;
         }
         self
     }
@@ -91,23 +111,27 @@ impl ReplyText {
             return true;
         }
         if let Some(channel) = self.channel {
-            if token == channel.open {
+            let opens = token == channel.open;
+            if opens || (token == channel.close && self.place != Place::Content) {
                 self.leave_name(out);
-                self.place = Place::Name(0);
-                self.reasoning_tokens += 1;
-                return false;
-            }
-            if token == channel.close && self.place != Place::Content {
-                self.leave_name(out);
-                self.place = Place::Content;
+                self.place = match (opens, channel.form) {
+                    (true, ChannelForm::Named) => Place::Name(0),
+                    (true, ChannelForm::Plain) => Place::Thoughts,
+                    (false, _) => Place::Content,
+                };
+                self.leading = channel.form == ChannelForm::Plain;
+                self.breaks = 0;
                 self.reasoning_tokens += 1;
                 return false;
             }
         }
         match self.place {
-            Place::Content => return self.content.push(piece, &mut out.content).is_some(),
+            Place::Content => {
+                let piece = self.without_leading(piece);
+                return self.content.push(piece, &mut out.content).is_some();
+            }
             Place::Name(seen) => self.name(seen, piece, out),
-            Place::Thoughts => drop(self.reasoning.push(piece, &mut out.reasoning)),
+            Place::Thoughts => self.think(piece, out),
         }
         self.reasoning_tokens += 1;
         false
@@ -142,6 +166,29 @@ impl ReplyText {
         self.reasoning.push(thoughts, &mut out.reasoning);
     }
 
+    /// `piece` without line breaks that are layout.
+    fn without_leading<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
+        if !self.leading {
+            return piece;
+        }
+        let layout = piece.iter().take_while(|&&byte| byte == b'\n').count();
+        self.leading = layout == piece.len();
+        &piece[layout..]
+    }
+
+    /// Takes text of thoughts. Line breaks at their end wait until it is known that it is not the end.
+    fn think(&mut self, piece: &[u8], out: &mut Parts) {
+        let piece = self.without_leading(piece);
+        let plain = self.channel.is_some_and(|channel| channel.form == ChannelForm::Plain);
+        let breaks = piece.iter().rev().take_while(|&&byte| plain && byte == b'\n').count();
+        let thoughts = &piece[..piece.len() - breaks];
+        if !thoughts.is_empty() {
+            self.reasoning.push(&b"\n".repeat(std::mem::take(&mut self.breaks)), &mut out.reasoning);
+            self.reasoning.push(thoughts, &mut out.reasoning);
+        }
+        self.breaks += breaks;
+    }
+
     /// A marker has come. Where a name was expected, a whole one without its line break is still a name; what only
     /// began like one is thought.
     fn leave_name(&mut self, out: &mut Parts) {
@@ -164,7 +211,8 @@ mod tests {
     const OPEN: u32 = 1000;
     const CLOSE: u32 = 1001;
     const END: u32 = 1002;
-    const CHANNEL: Channel = Channel { open: OPEN, close: CLOSE };
+    const CHANNEL: Channel = Channel { open: OPEN, close: CLOSE, form: ChannelForm::Named };
+    const PLAIN: Channel = Channel { form: ChannelForm::Plain, ..CHANNEL };
 
     /// Letters are tokens that print themselves; markers print nothing.
     fn print(token: u32) -> &'static [u8] {
@@ -215,6 +263,28 @@ mod tests {
         // A channel in a channel is one more channel.
         is("<thought\na<thought\nb>c", "c", "ab");
         is("a>b", "ab", "");
+    }
+
+    #[test]
+    fn line_breaks_around_plain_thoughts_are_layout() {
+        let is = |prompt: &str, text: &str, content: &str, reasoning: &str| {
+            let reply = ReplyText::new(Some(PLAIN), ["stop"]).following(&tokens(prompt), &[END], print);
+            let (said, thought, _) = read(reply, &tokens(text));
+            assert_eq!((said.as_str(), thought.as_str()), (content, reasoning), "{prompt:?} {text:?}");
+        };
+        is("", "<\nhm,\n\nso\n>\n\nyes\n", "yes\n", "hm,\n\nso");
+        is("", "\nplain", "\nplain", "");
+        is("", "<\n\n>\n\n\nyes", "yes", "");
+        is("", "<thought\nhm\n\n", "", "thought\nhm");
+        is("", "a\n<\nb>\nc<d\n>e", "a\nce", "bd");
+        is("", "a>b", "ab", "");
+        // Stop strings see what is said only.
+        is("", "<stop\n>\n\nyes\nstop no", "yes\n", "stop");
+        // Prompts that open the channel, or open and close it.
+        is("q<\n", "\nhm\n>\n\nyes", "yes", "hm");
+        is("q<", "hm>yes", "yes", "hm");
+        is("q<\n\n>\n\n", "yes\n", "yes\n", "");
+        is("q<said\n\n", "\nmore>x", "x", "\nmore");
     }
 
     #[test]
@@ -269,6 +339,27 @@ mod tests {
         assert_eq!(read(after(&ended, &[]), &tokens("so")).0, "so");
     }
 
+    /// What the rules of plain channels say, without any increments.
+    fn whole_plain(text: &str) -> (String, String) {
+        let (mut content, mut reasoning) = (String::new(), String::new());
+        let (mut inside, mut leading) = (false, false);
+        for run in text.split_inclusive(['<', '>']) {
+            let marker = run.chars().next_back().filter(|letter| ['<', '>'].contains(letter));
+            // Outside, a closing marker is nothing, and the text around it is one.
+            let text = run.trim_end_matches(['<', '>']);
+            let text = if leading { text.trim_start_matches('\n') } else { text };
+            leading &= text.is_empty();
+            match inside {
+                true => reasoning.push_str(text.trim_end_matches('\n')),
+                false => content.push_str(text),
+            }
+            if marker == Some('<') || (marker.is_some() && inside) {
+                (inside, leading) = (marker == Some('<'), true);
+            }
+        }
+        (content, reasoning)
+    }
+
     /// What the rules say, without any increments.
     fn whole(tokens: &[u32]) -> (Vec<u8>, Vec<u8>) {
         let (mut content, mut reasoning) = (Vec::new(), Vec::new());
@@ -291,6 +382,28 @@ mod tests {
             rest = end.map_or(&[], |end| &rest[end + usize::from(rest[end] == CLOSE)..]);
         }
         (content, reasoning)
+    }
+
+    proptest! {
+        #[test]
+        fn cuts_of_plain_thoughts_do_not_matter(
+            parts in prop::collection::vec(prop_oneof![Just("<"), Just(">"), Just("\n"), Just("a"), Just("\n\n")], 0..16),
+            widths in prop::collection::vec(1usize..5, 0..40),
+        ) {
+            let text = parts.concat();
+            let tokens = tokens(&text);
+            let (mut reply, mut out) = (ReplyText::new(Some(PLAIN), [""; 0]), Parts::default());
+            let (mut at, mut widths) = (0, widths.into_iter());
+            while at < tokens.len() {
+                let most = widths.next().unwrap_or(1);
+                let run = tokens[at..].iter().take(most).take_while(|id| **id < OPEN).count();
+                let piece: Vec<u8> = tokens[at..at + run].iter().flat_map(|&id| print(id)).copied().collect();
+                reply.push(if run == 0 { tokens[at] } else { 7 }, &piece, &mut out);
+                at += run.max(1);
+            }
+            reply.flush(&mut out);
+            prop_assert_eq!((out.content, out.reasoning), whole_plain(&text));
+        }
     }
 
     proptest! {

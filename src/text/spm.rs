@@ -1,7 +1,7 @@
 //! SentencePiece's merging by score, with single bytes for what has no token.
 
+use super::index::TokenIndex;
 use super::merge::{Merger, NO_TOKEN};
-use super::tokenizer::TokenIndex;
 use super::vocabulary::Strings;
 use super::{TextError, TokenKind, Vocabulary};
 

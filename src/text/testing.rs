@@ -9,16 +9,22 @@ pub(super) const CONTROL: u32 = 256;
 /// Byte-pair tokens for the 256 bytes, in order, and then the given control tokens, of which the first is begin of
 /// text.
 pub(super) fn bytes_and(control: &[&str]) -> Tokenizer {
+    let control: Vec<_> = control.iter().map(|&name| (name, TokenKind::Control)).collect();
+    bytes_with(&control)
+}
+
+/// As [`bytes_and`], with the kinds of the tokens behind the bytes.
+pub(super) fn bytes_with(more: &[(&str, TokenKind)]) -> Tokenizer {
     let letters = (0..=255u8).map(letter).map(String::from);
-    let tokens: Strings = letters.chain(control.iter().map(|&name| name.to_owned())).collect();
+    let tokens: Strings = letters.chain(more.iter().map(|&(name, _)| name.to_owned())).collect();
     let mut kinds = vec![TokenKind::Normal; 256];
-    kinds.resize(tokens.len(), TokenKind::Control);
+    kinds.extend(more.iter().map(|&(_, kind)| kind));
     Tokenizer::new(Vocabulary {
         model: "gpt2".to_owned(),
         pre: Some("gpt-2".to_owned()),
         tokens,
         kinds,
-        bos: (!control.is_empty()).then_some(CONTROL),
+        bos: (!more.is_empty()).then_some(CONTROL),
         ..Vocabulary::default()
     })
     .unwrap()

@@ -1,50 +1,20 @@
 //! The tokenizer: special tokens first, the rest by the vocabulary's own method.
 
+mod build;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
-use hashbrown::{DefaultHashBuilder, HashTable};
-use std::hash::BuildHasher;
-
-use super::bpe::{self, Bpe};
-use super::gemma::{self, Gemma};
+use super::TokenKind;
+use super::bpe::Bpe;
+use super::gemma::Gemma;
+use super::index::TokenIndex;
 use super::merge::{MAX_BYTES, Merger};
 use super::reply::Channel;
+use super::special::{Matcher, Part, without};
 use super::spm::{self, Spm};
 use super::template::Rendered;
 use super::vocabulary::Strings;
-use super::{TextError, TokenKind, Vocabulary};
-
-/// Texts of control tokens that end a reply, whatever the checkpoint says about them: many files name only the end
-/// of text, while chat models end their turns with another token.
-const TURN_ENDS: &[&str] = &[
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<end_of_turn>",
-    "<turn|>",
-    "<|tool_response>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|end_of_turn|>",
-    "<|end_of_sentence|>",
-    "<end_of_utterance>",
-    "<｜end▁of▁sentence｜>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "</s>",
-];
-
-/// Texts of the control tokens that open and close the thinking channel.
-const CHANNEL: [&str; 2] = ["<|channel>", "<channel|>"];
-
-/// Most bytes that the texts of all special tokens may have; real models have some ten thousands.
-const MAX_SPECIAL_BYTES: usize = 4 << 20;
 
 /// Whether special tokens are recognised in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,9 +33,9 @@ pub struct Tokenizer {
     kinds: Vec<TokenKind>,
     index: TokenIndex,
     method: Method,
-    /// Control and unknown tokens.
+    /// Control and unknown tokens, and the markers of the thinking channel whatever they are.
     control: Arc<Matcher>,
-    /// User-defined tokens, which match in any text.
+    /// All other user-defined tokens, which match in any text.
     user_defined: Matcher,
     bos: Option<u32>,
     eos: Option<u32>,
@@ -84,110 +54,11 @@ enum Method {
     Gemma(Gemma),
 }
 
-/// Which method a vocabulary asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
-    Bpe,
-    Spm,
-    Gemma,
-}
-
 impl Tokenizer {
-    /// Builds the tokenizer of a vocabulary.
-    ///
-    /// # Errors
-    /// Kinds of tokenizers and pre-tokenizers that are not built in, lists that do not fit together, merges of
-    /// what is no token, byte tokens that name no byte.
-    pub fn new(vocabulary: Vocabulary) -> Result<Self, TextError> {
-        vocabulary.check()?;
-        let wanted = match vocabulary.model.as_str() {
-            "gpt2" => Wanted::Bpe,
-            "llama" => Wanted::Spm,
-            "gemma4" => Wanted::Gemma,
-            found => return Err(TextError::UnknownModel { found: found.to_owned() }),
-        };
-        let mut kinds = vocabulary.kinds.clone();
-        kinds.resize(vocabulary.tokens.len(), TokenKind::Normal);
-        if wanted == Wanted::Gemma {
-            let tokens = vocabulary.tokens.iter();
-            kinds.iter_mut().zip(tokens).for_each(|(kind, token)| *kind = gemma::kind_of(token, *kind));
-        }
-
-        let mut pieces = Strings::with_capacity(vocabulary.tokens.len(), vocabulary.tokens.total_bytes());
-        for (id, (token, kind)) in vocabulary.tokens.iter().zip(&kinds).enumerate() {
-            match kind {
-                TokenKind::Normal if wanted == Wanted::Bpe => bpe::decode_token(token, &mut pieces),
-                TokenKind::Normal => spm::decode_token(token, &mut pieces),
-                TokenKind::UserDefined if wanted == Wanted::Gemma => spm::decode_token(token, &mut pieces),
-                TokenKind::Byte => {
-                    pieces.push(&[spm::byte_of(token).ok_or_else(|| TextError::BadVocabulary {
-                        what: format!(
-                            "token {id} `{}` is of kind byte, expected `<0xXX>`",
-                            String::from_utf8_lossy(token)
-                        ),
-                    })?])
-                }
-                _ => pieces.push(token),
-            }
-        }
-
-        let mut index = TokenIndex::with_capacity(pieces.len());
-        let of_kind = |wanted: TokenKind| move |&(_, kind): &(usize, &TokenKind)| *kind == wanted;
-        for (id, _) in kinds.iter().enumerate().filter(of_kind(TokenKind::Normal)) {
-            index.insert(&pieces, id as u32);
-        }
-        if wanted != Wanted::Spm {
-            // Merges may lead to tokens that are user-defined too.
-            for (id, _) in kinds.iter().enumerate().filter(of_kind(TokenKind::UserDefined)) {
-                index.insert(&pieces, id as u32);
-            }
-        }
-        let method = match wanted {
-            Wanted::Spm => Method::Spm(Spm::new(&vocabulary, &pieces, &kinds)?),
-            Wanted::Bpe => Method::Bpe(Bpe::new(&vocabulary, &pieces, &index)?),
-            Wanted::Gemma => Method::Gemma(Gemma::new(&vocabulary, &pieces, &index, &kinds)?),
-        };
-
-        let adds_bos = match &method {
-            Method::Bpe(bpe) => bpe.pre.adds_bos,
-            Method::Spm(_) | Method::Gemma(_) => true,
-        };
-
-        // Special tokens match as they are written, not as they print.
-        let control = Matcher::new(&vocabulary.tokens, &kinds, &[TokenKind::Control, TokenKind::Unknown])?;
-        let user_defined = Matcher::new(&vocabulary.tokens, &kinds, &[TokenKind::UserDefined])?;
-        let is = |id: u32, name: &str| pieces.get(id as usize) == Some(name.as_bytes());
-        let [open, close] = CHANNEL.map(|name| control.ids.iter().copied().find(|&id| is(id, name)));
-        let channel = open.zip(close).map(|(open, close)| Channel { open, close });
-        let mut ends = vocabulary.ends.clone();
-        if !vocabulary.ends_are_all {
-            ends.extend(vocabulary.eos);
-            let ends_turn = |&id: &u32| TURN_ENDS.iter().any(|name| is(id, name));
-            ends.extend(control.ids.iter().copied().filter(ends_turn));
-        }
-        ends.sort_unstable();
-        ends.dedup();
-        Ok(Self {
-            pieces,
-            kinds,
-            index,
-            method,
-            control: Arc::new(control),
-            user_defined,
-            bos: vocabulary.bos,
-            eos: vocabulary.eos,
-            unk: vocabulary.unk,
-            pad: vocabulary.pad,
-            ends,
-            channel,
-            add_bos: vocabulary.add_bos.unwrap_or(adds_bos),
-            add_eos: vocabulary.add_eos.unwrap_or(false),
-        })
-    }
-
     /// The tokens of `text`; no begin or end of text is added.
     ///
-    /// User-defined tokens are found in any text; control tokens only where `specials` says so.
+    /// User-defined tokens are found in any text; control tokens, and the markers of the thinking channel, only where
+    /// `specials` says so.
     pub fn encode(&self, text: &str, specials: Specials) -> Vec<u32> {
         self.encode_marked(text, specials, None)
     }
@@ -343,6 +214,11 @@ impl Tokenizer {
         self.channel
     }
 
+    /// From now on there is no thinking channel: what the model writes between its markers is part of the reply.
+    pub fn forget_channel(&mut self) {
+        self.channel = None;
+    }
+
     /// Whether prompts begin with the begin-of-text token.
     pub fn adds_bos(&self) -> bool {
         self.add_bos && self.bos.is_some()
@@ -359,129 +235,17 @@ impl Tokenizer {
     }
 }
 
-/// `text` without any `mark`.
-pub(super) fn without(text: &str, mark: Option<char>) -> Cow<'_, str> {
-    match mark {
-        Some(mark) if text.contains(mark) => Cow::Owned(text.replace(mark, "")),
-        _ => Cow::Borrowed(text),
-    }
-}
-
-/// Ordinary tokens by their bytes, which lie in the arena of pieces.
-#[derive(Debug)]
-pub(super) struct TokenIndex {
-    table: HashTable<u32>,
-    hasher: DefaultHashBuilder,
-}
-
-impl TokenIndex {
-    fn with_capacity(count: usize) -> Self {
-        Self { table: HashTable::with_capacity(count), hasher: DefaultHashBuilder::default() }
-    }
-
-    /// Adds token `id`, unless it is empty or its bytes are there already.
-    fn insert(&mut self, pieces: &Strings, id: u32) {
-        let piece = |id: u32| pieces.get(id as usize).unwrap_or_default();
-        let bytes = piece(id);
-        if bytes.is_empty() {
-            return;
-        }
-        let hash = self.hasher.hash_one(bytes);
-        self.table
-            .entry(hash, |&other| piece(other) == bytes, |&other| self.hasher.hash_one(piece(other)))
-            .or_insert(id);
-    }
-
-    /// The token whose bytes are `bytes`.
-    pub fn find(&self, pieces: &Strings, bytes: &[u8]) -> Option<u32> {
-        let hash = self.hasher.hash_one(bytes);
-        self.table.find(hash, |&id| pieces.get(id as usize) == Some(bytes)).copied()
-    }
-}
-
-/// A stretch of text after the search for special tokens.
-pub(super) enum Part<'t> {
-    /// A special token.
-    Token(u32),
-    /// Text between them; never empty.
-    Text(&'t str),
-}
-
-/// Finds the texts of some tokens: the leftmost, and of those that begin there the longest.
-#[derive(Debug)]
-pub(super) struct Matcher {
-    search: Option<AhoCorasick>,
-    /// Token of each pattern.
-    pub ids: Vec<u32>,
-}
-
-impl Matcher {
-    fn new(pieces: &Strings, kinds: &[TokenKind], wanted: &[TokenKind]) -> Result<Self, TextError> {
-        let (patterns, ids): (Vec<&[u8]>, Vec<u32>) = pieces
-            .iter()
-            .zip(kinds)
-            .enumerate()
-            // Text that is not UTF-8 cannot occur in a string.
-            .filter(|(_, (piece, kind))| {
-                wanted.contains(kind) && !piece.is_empty() && std::str::from_utf8(piece).is_ok()
-            })
-            .map(|(id, (piece, _))| (piece, id as u32))
-            .unzip();
-        if patterns.is_empty() {
-            return Ok(Self { search: None, ids });
-        }
-        // The automaton takes some dozens of bytes for each of theirs.
-        let bytes: usize = patterns.iter().map(|pattern| pattern.len()).sum();
-        if bytes > MAX_SPECIAL_BYTES {
-            return Err(TextError::BadVocabulary {
-                what: format!(
-                    "special tokens have {bytes} bytes together, expected at most {MAX_SPECIAL_BYTES}"
-                ),
-            });
-        }
-        // The cheapest automaton to build: six thousand patterns are usual.
-        let search = AhoCorasick::builder()
-            .match_kind(MatchKind::LeftmostLongest)
-            .kind(Some(AhoCorasickKind::NoncontiguousNFA))
-            .build(&patterns)
-            .map_err(|error| TextError::BadVocabulary { what: format!("special tokens: {error}") })?;
-        Ok(Self { search: Some(search), ids })
-    }
-
-    /// Where the first token at or after byte `from` begins in `text`.
-    pub fn find(&self, text: &str, from: usize) -> Option<usize> {
-        let input = aho_corasick::Input::new(text).range(from..);
-        Some(self.search.as_ref()?.find(input)?.start())
-    }
-
-    /// Hands out the tokens in `text` and the text between them, in order. What ends before a `mark` is text.
-    fn split<'t>(&self, text: &'t str, mark: Option<char>, part: &mut dyn FnMut(Part<'t>)) {
-        let mut at = 0;
-        for found in self.search.iter().flat_map(|search| search.find_iter(text)) {
-            if mark.is_some_and(|mark| text[found.end()..].starts_with(mark)) {
-                continue;
-            }
-            if at < found.start() {
-                part(Part::Text(&text[at..found.start()]));
-            }
-            part(Part::Token(self.ids[found.pattern().as_usize()]));
-            at = found.end();
-        }
-        if at < text.len() {
-            part(Part::Text(&text[at..]));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::LazyLock;
 
     use proptest::prelude::*;
 
-    use super::super::testing::{CONTROL, bytes_and, letter, pieces};
+    use super::super::special::MAX_SPECIAL_BYTES;
+    use super::super::testing::{CONTROL, bytes_and, bytes_with, letter, pieces};
     use super::*;
     use crate::text::TokenKind::{Control, Normal, Unused, UserDefined};
+    use crate::text::Vocabulary;
 
     fn vocabulary(tokens: &[&str], merges: &[&str]) -> Vocabulary {
         Vocabulary {
@@ -603,6 +367,29 @@ mod tests {
         assert_eq!(tokenizer.eos_ids(), [CONTROL + 1, CONTROL + 3]);
         let named = Vocabulary { eos: Some(1), ends: vec![0, 1], ..vocabulary(&["a", "b"], &[]) };
         assert_eq!(Tokenizer::new(named).unwrap().eos_ids(), [0, 1]);
+    }
+
+    #[test]
+    fn markers_of_thoughts_are_found_where_control_tokens_are() {
+        use crate::text::{Channel, ChannelForm};
+        for kind in [UserDefined, Control] {
+            let names = [("<s>", Control), ("</think>", kind), ("<call>", UserDefined), ("<think>", kind)];
+            let mut tokenizer = bytes_with(&names);
+            let channel = Channel { open: CONTROL + 3, close: CONTROL + 1, form: ChannelForm::Plain };
+            assert_eq!(tokenizer.channel(), Some(channel));
+            assert_eq!(tokenizer.encode("<think></think>", Specials::Parse), [CONTROL + 3, CONTROL + 1]);
+            assert_eq!(tokenizer.encode("<think>", Specials::Text), b"<think>".map(u32::from));
+            // Another user-defined token is one in any text.
+            assert_eq!(tokenizer.encode("<call>", Specials::Text), [CONTROL + 2]);
+            assert_eq!(tokenizer.piece(CONTROL + 3), if kind == Control { &b""[..] } else { b"<think>" });
+            tokenizer.forget_channel();
+            assert_eq!(tokenizer.channel(), None);
+        }
+        // One marker makes no channel, nor do ordinary tokens.
+        assert_eq!(bytes_and(&["<s>", "<think>"]).channel(), None);
+        assert_eq!(bytes_with(&[("<think>", Normal), ("</think>", Normal)]).channel(), None);
+        let gemma = bytes_and(&["<s>", "<|channel>", "<channel|>"]).channel();
+        assert_eq!(gemma.map(|channel| channel.form), Some(ChannelForm::Named));
     }
 
     #[test]

@@ -92,6 +92,7 @@ impl Daemon {
             sampling: Sampling::default(),
             stop: Stop { max_tokens: 5, ..Stop::default() },
             channels: true,
+            drafts: false,
         };
         self.engine.submit(request).unwrap()
     }

@@ -276,7 +276,7 @@ impl Weights {
                 _ => (0, 1, false),
             };
             let groups: Vec<u8> = (0..number)
-                .map(|_| if signed { random.below(below).wrapping_sub(below / 2) } else { random.below(below) } as u8)
+                .map(|_| random.below(below).wrapping_sub(if signed { below / 2 } else { 0 }) as u8)
                 .collect();
             let offsets: Vec<u8> = (0..number).map(|_| random.below(below) as u8).collect();
             let has_offsets = matches!(format, Format::Q4K | Format::Q5K | Format::Q2K);

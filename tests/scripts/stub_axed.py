@@ -6,6 +6,7 @@ STUB_FAULT makes it wrong in one way, so that the tests can show that the script
   never-ready     /ready stays 503
   fails           /ready says that it failed
   hangs-at-stop   ignores SIGTERM
+  block-text      the text depends on the block size
   and the names looked for below, which spoil one property of the API each
 """
 
@@ -160,6 +161,8 @@ class Handler(BaseHTTPRequestHandler):
         if FAULT == "random":
             seed = random.random()
         stream_seed = f"{seed} {prompt} {body.get('stream') if FAULT == 'stream-differs' else ''}"
+        if FAULT == "block-text":
+            stream_seed += os.environ.get("AXE_DECODE_BLOCK_SIZE", "")
         made = random.Random(hashlib.sha256(stream_seed.encode("utf-8", "replace")).digest())
         words = [made.choice(WORDS) for _ in range(limit if FAULT != "overlong" else limit + 1)]
         known = KNOWN.get(" ".join(map(str, prompt[:-1]))) if self.denoises else None
@@ -186,6 +189,10 @@ class Handler(BaseHTTPRequestHandler):
                 "elapsed_s": 0.05 + 0.001 * usage["completion_tokens"], "first_token_s": 0.05, "prefill_s": 0.04,
                 "queue_s": 0.0, "passes": 1, "tokens_per_pass": 1.0, "device": "stub",
             }
+            block = os.environ.get("AXE_DECODE_BLOCK_SIZE")
+            if block:  # a millisecond a pass, each pass full
+                passes = -(-usage["completion_tokens"] // (3 if block == "auto" else int(block)))
+                axe |= {"elapsed_s": 0.04 + 0.001 * passes, "passes": passes}
             if self.denoises:
                 steps = 2 if body.get("max_denoising_steps") != 1 or FAULT == "ignores" else 1
                 axe |= {

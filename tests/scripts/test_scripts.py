@@ -377,7 +377,77 @@ class Bench(Project):
             self.assertAlmostEqual(rate, 10 / 0.011, places=3)
         self.assertIn("Q4_1, 2 paired rounds", done.stdout)
 
+    def blocks(self, *words, status=0, **env):
+        """Runs the bench of block sizes on the stand-ins; returns what it wrote and the report, if there is one."""
+        report = self.root / "blocks.json"
+        self.tool("peer/python", f'exec python3 "{ROOT / "tests/scripts/stub_peer.py"}" "$@"')
+        done = subprocess.run(
+            ["python3", str(self.root / "scripts/lib/bench_blocks.py"), "--axed", str(self.root / "target/release/axed"),
+             "--peer-python", str(self.root / "peer/python"), "--peer-version", "xllamacpp==1", "--rounds", "2", "--threads", "1",
+             "--prompts", str(self.root / "scripts/prompts"), "--tokens", "12", "--quick", "--build", "b", "--runtime", "r",
+             "--json", str(report), *words, f"tiny=Q4_1={self.model}"],
+            env=self.env | env, capture_output=True, text=True, timeout=120, check=False,
+        )
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done.stdout + done.stderr, json.loads(report.read_text()) if report.exists() else None
+
+    def test_block_sizes_are_compared_with_one_and_with_the_better_peer(self):
+        text, report = self.blocks("--blocks", "1,4,auto", "--sets", "editing")
+        result = report["results"][0]
+        self.assertEqual(list(result["sets"]), ["editing"])
+        self.assertTrue(result["chat"])
+        for table in result["sets"].values():
+            lines = {(line["engine"], line["block"]): line for line in table}
+            self.assertEqual(len(lines), 3 + 6)
+            # 12 tokens in 12, 3 and 4 passes of a millisecond; the stand-in for llama.cpp takes 12 ms at best.
+            for block, passes in (("1", 12), ("4", 3), ("auto", 4)):
+                line = lines["axed", block]
+                self.assertEqual((line["tokens"], line["tokens_per_pass"]), (12, 12 / passes))
+                self.assertAlmostEqual(line["tokens_per_s"], 11 / (passes / 1000), delta=0.01)
+                self.assertAlmostEqual(line["over_one"], 12 / passes, places=3)
+                self.assertAlmostEqual(line["over_peer"], 12 / passes, places=3)
+            best = [line["block"] for line in table if line["best_peer"]]
+            self.assertEqual(best, ["ngram-simple"])
+            self.assertEqual(lines["llama.cpp", "ngram-simple"]["tokens_per_pass"], 2.0)
+            self.assertEqual(lines["llama.cpp", "plain"]["tokens_per_pass"], 1.0)
+            self.assertIsNone(lines["llama.cpp", "plain"]["over_one"])
+        self.assertRegex(text, r"editing +axed +4 +12 +0\.00s +3666\.7 +4\.00 +4\.00x +4\.00x")
+        self.assertRegex(text, r"editing +llama\.cpp +ngram-simple \*")
+
+    def test_a_model_without_a_template_continues_texts(self):
+        _, report = self.blocks("--blocks", "1", "--sets", "code", STUB_FAULT="no-template")
+        self.assertFalse(report["results"][0]["chat"])
+
+    def test_sides_that_do_different_work_are_no_measurement(self):
+        for words, env in (("with block size 4 axed writes another text", {"STUB_FAULT": "block-text"}),
+                           ("does not have the same tokens on all sides", {"STUB_PEER_FAULT": "tokens"})):
+            text, report = self.blocks("--blocks", "1,4", "--sets", "prose", status=1, **env)
+            self.assertIn(words, text)
+            self.assertIsNone(report)
+        text, _ = self.blocks("--sets", "prose", "--context", "40", status=1)
+        self.assertIn("--context 40 is too short", text)
+
+    def test_every_prompt_has_both_forms_and_a_usual_size(self):
+        listed = "import bench_blocks as b, json; print(json.dumps({n: [[t.messages, t.raw] for t in ts] for n, ts in b.read_sets('../prompts', b.SETS, False).items()}))"
+        made = subprocess.run(["python3", "-B", "-c", listed], cwd=ROOT / "scripts/lib", capture_output=True, text=True, check=True)
+        for name, texts in json.loads(made.stdout).items():
+            self.assertGreaterEqual(len(texts), 3, name)
+            for messages, raw in texts:
+                roles = [message["role"] for message in messages]
+                self.assertEqual(roles, (["user", "assistant"] * len(roles))[:len(roles)])
+                self.assertEqual(roles[-1], "user")
+                said = "".join(message["content"] for message in messages)
+                for text in (said, raw):
+                    self.assertNotIn("{material}", text)
+                    # 100 to 800 tokens, of three to five characters each.
+                    self.assertTrue(500 <= len(text) <= 2400, f"{name}: {len(text)} characters: {text[:60]}")
+
     def test_wrong_words_are_refused(self):
+        self.expect(2, "--sets belongs to block-scaling", "bench.sh", "--sets", "code")
+        self.expect(2, "there are no texts 'nonesuch'", "bench.sh", "block-scaling", "--sets", "code,nonesuch")
+        self.expect(2, "is no list of auto and numbers", "bench.sh", "block-scaling", "--blocks", "1,17")
+        self.expect(2, "is not a number from 0 to 2", "bench.sh", "block-scaling", "--temp", "2.5")
+        self.expect(2, "is not a number from 100", "bench.sh", "block-scaling", "--context", "99")
         self.expect(2, "--rounds needs a value", "bench.sh", "--rounds")
         self.expect(2, "'many' is not a number", "bench.sh", "--rounds", "many")
         self.expect(2, "unknown argument", "bench.sh", "--fast")

@@ -144,6 +144,7 @@ impl Conversation {
                 ..Stop::default()
             },
             channels: !self.raw,
+            drafts: false,
         })
     }
 

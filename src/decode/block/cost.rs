@@ -15,6 +15,9 @@ const TIMED: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 /// Tokens before the timed passes: attention has something to do.
 const BEFORE: usize = 64;
 
+/// Passes of one row that take longer, in seconds, are those of a large model: of such a one fewer are timed.
+const LONG: f64 = 0.1;
+
 /// Time spent on each width, besides one pass that prepares it and two that are timed at least.
 const PATIENCE: Duration = Duration::from_millis(60);
 
@@ -68,8 +71,12 @@ impl Measured {
             model.forward(chunk, part * model.rows().max(1), Logits::None)?;
         }
         model.finish()?;
-        let mut passes = Vec::new();
+        let mut passes: Vec<(usize, f64)> = Vec::new();
         for width in TIMED.into_iter().filter(|&width| width <= most) {
+            let long = passes.first().is_some_and(|(_, seconds)| *seconds > LONG);
+            if long && !width.is_power_of_two() {
+                continue;
+            }
             let mut fastest = f64::INFINITY;
             let began = Instant::now();
             for pass in 0..=PASSES {
@@ -81,13 +88,29 @@ impl Measured {
                 if pass > 0 {
                     fastest = fastest.min(start.elapsed().as_secs_f64());
                 }
-                if pass >= 2 && began.elapsed() > PATIENCE {
+                if pass >= (if long { 1 } else { 2 }) && began.elapsed() > PATIENCE {
                     break;
                 }
             }
             passes.push((width, fastest));
         }
         Ok(Self { key: key.to_owned(), passes })
+    }
+
+    /// What was kept for `key` in a folder, or else is timed now and kept there.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn once(folder: &Path, key: &str, model: &mut impl BlockModel) -> Result<Self, ModelError> {
+        if let Some(measured) = Self::kept(folder, key) {
+            return Ok(measured);
+        }
+        let measured = Self::new(key, model)?;
+        tracing::debug!(passes = ?measured.passes, "timed passes at each width");
+        if let Err(error) = measured.keep(folder) {
+            tracing::warn!(folder = %folder.display(), %error, "cannot keep the times of passes: they are taken again");
+        }
+        Ok(measured)
     }
 
     /// What was kept for `key` in a folder, if it is there and whole.

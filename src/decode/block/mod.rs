@@ -69,12 +69,14 @@ impl std::str::FromStr for BlockSize {
     }
 }
 
-/// How a causal model is decoded.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// How a causal model is decoded: the `[decode]` table of the configuration.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct BlockOptions {
     /// Rows of a pass.
+    #[serde(rename = "block_size")]
     pub size: BlockSize,
     /// Guess from what earlier generations said, too.
+    #[serde(rename = "ngram_pool")]
     pub pool: bool,
 }
 

@@ -22,8 +22,8 @@ use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device};
 use crate::ops::{
-    CacheKind, Format, Kernels, LatentHeads, Matrix, self_test, self_test_latent, self_test_moe,
-    self_test_products, self_test_router, self_test_stream,
+    CacheKind, Format, Kernels, LatentHeads, Matrix, RowTop, read_choices, self_test, self_test_choice,
+    self_test_latent, self_test_moe, self_test_products, self_test_router, self_test_stream,
 };
 use layer::{Layer, Loader};
 use parts::Parts;
@@ -74,6 +74,10 @@ pub struct Causal {
     rows: usize,
     logit_rows: usize,
     context: usize,
+    /// Ids from here on are no choice.
+    choice_limit: usize,
+    /// Rows of the last pass that have logits.
+    rows_with_logits: usize,
     prepared: HashMap<(usize, Logits), Pass>,
     embedded: Vec<f32>,
 }
@@ -131,6 +135,7 @@ impl Causal {
         for (index, heads) in builder::heads(&config, options.cache).iter().enumerate() {
             self_test(&device, &kernels, if index == 0 { &formats } else { &[] }, heads)?;
         }
+        self_test_choice(&device, &kernels)?;
         self_test_moe(&device, &kernels, &parts.expert_formats())?;
         for layer in config.layers.iter().filter(|layer| layer.latent.is_some()).take(1) {
             let rope = &config.ropes[layer.rope];
@@ -203,6 +208,8 @@ impl Causal {
             rows,
             logit_rows,
             context: options.context,
+            choice_limit: config.vocabulary,
+            rows_with_logits: 0,
             prepared: HashMap::new(),
             embedded: Vec::new(),
             config,
@@ -249,6 +256,11 @@ impl Causal {
         if start + rows > self.context {
             return Err(ModelError::PastContext { position: self.context, context: self.context });
         }
+        self.rows_with_logits = match logits {
+            Logits::None => 0,
+            Logits::Last => 1,
+            Logits::All => rows,
+        };
         self.embed(tokens)?;
         if rows > 1 {
             // Rows of the embedding lie all over the file, and the system maps a run of pages around each.
@@ -284,6 +296,21 @@ impl Causal {
         let from = row.min(self.logit_rows - 1) * self.strides.logits * 4;
         let range = from..from + self.config.vocabulary * 4;
         Ok(self.device.with_mapped(&self.scratch.logits, range, |bytes| look(bytemuck::cast_slice(bytes)))?)
+    }
+
+    /// [`choices`](Self::choices) are made among the first `vocabulary` ids only: the others belong to no token.
+    pub fn limit_choices(&mut self, vocabulary: usize) {
+        self.choice_limit = vocabulary.clamp(1, self.config.vocabulary);
+        self.prepared.clear();
+    }
+
+    /// Waits for the device and gives the largest logits of each row of the last pass that has logits: one after
+    /// [`Logits::Last`], all after [`Logits::All`].
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn choices(&self) -> Result<Vec<RowTop>, ModelError> {
+        Ok(read_choices(&self.device, &self.scratch.choices, self.rows_with_logits)?)
     }
 
     fn embed(&mut self, tokens: &[u32]) -> Result<(), ModelError> {

@@ -201,11 +201,7 @@ impl Layer<'_, '_> {
                 branch_norm: self.vector("post_norm", hidden)?,
             }),
         };
-        let scale = self.name("layer_output_scale.weight");
-        let scale = match family.layer_scales && self.finder.has(&scale) {
-            true => self.finder.values(&scale, 1)?[0],
-            false => 1.0,
-        };
+        let scale = if family.layer_scales { self.scale()? } else { 1.0 };
         Ok(LayerWeights {
             qkv,
             qkv_bias,
@@ -220,6 +216,21 @@ impl Layer<'_, '_> {
             input,
             scale,
         })
+    }
+
+    /// Factor of what the layer leaves; 1 where the file says nothing.
+    fn scale(&mut self) -> Result<f32, ModelError> {
+        let name = self.name("layer_output_scale.weight");
+        if !self.finder.has(&name) {
+            return Ok(1.0);
+        }
+        let scale = self.finder.values(&name, 1)?[0];
+        if scale.is_finite() {
+            return Ok(scale);
+        }
+        Err(self.finder.unsupported(format!(
+            "{name} is {scale}, which is no factor; copy the file again from its source"
+        )))
     }
 
     /// The parts of a qkv row: name, values, and where they start.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::device::{Buffer, Device, Purpose};
 use crate::model::config::{CausalConfig, ExpertsConfig, LatentConfig, LayerConfig};
 use crate::model::error::ModelError;
-use crate::ops::{Products, ROW_MULTIPLE, Routing, STRIDE_MULTIPLE, round_up};
+use crate::ops::{Products, ROW_MULTIPLE, Routing, STRIDE_MULTIPLE, choice_values, round_up};
 
 /// Activations of the rows of a pass, f32; row strides are multiples of [`STRIDE_MULTIPLE`] and rows zero-padded.
 pub(super) struct Scratch {
@@ -24,6 +24,7 @@ pub(super) struct Scratch {
     pub(super) packed: Buffer,
     pub(super) sums: Buffer,
     pub(super) logits: Buffer,
+    pub(super) choices: Buffer,
     pub(super) experts: Option<ExpertScratch>,
     pub(super) inputs: Option<InputScratch>,
     pub(super) latent: Option<LatentScratch>,
@@ -223,7 +224,7 @@ impl Scratch {
             + ByWidth::bytes(&strides.values, pass)
             + ByWidth::bytes(&strides.inner, gate)
             + ByWidth::bytes(&strides.inner, pass)
-            + (strides.hidden * (pass + 2 * branch) + strides.logits * logits) * 4
+            + (strides.hidden * (pass + 2 * branch) + strides.logits * logits + choice_values(logits)) * 4
             + strides.experts.map_or(0, |experts| ExpertScratch::bytes(&experts, strides.stream, pass))
             + strides.inputs.map_or(0, |size| InputScratch::bytes(size, strides.layers, pass))
             + strides
@@ -252,6 +253,7 @@ impl Scratch {
             packed: zeros(device, packed)?,
             sums: zeros(device, sums)?,
             logits: zeros(device, strides.logits * logits * 4)?,
+            choices: zeros(device, choice_values(logits) * 4)?,
             experts: strides
                 .experts
                 .map(|experts| ExpertScratch::new(device, &experts, strides.stream, pass))

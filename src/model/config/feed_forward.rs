@@ -3,7 +3,7 @@
 use super::families::{Family, Routed};
 use super::reader::Keys;
 use crate::model::error::ModelError;
-use crate::ops::{Choice, ExpertGroups, Scoring};
+use crate::ops::{ExpertChoice, ExpertGroups, Scoring};
 
 /// A layer's feed-forward network.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,7 +39,7 @@ pub struct ExpertsConfig {
     /// Inner values of each.
     pub inner: usize,
     /// How the router chooses.
-    pub choice: Choice,
+    pub choice: ExpertChoice,
 }
 
 impl FeedForward {
@@ -72,11 +72,11 @@ pub(super) fn read(keys: &Keys<'_>, family: &Family, layers: usize) -> Result<Ve
     if !family.experts_beside || matches!(keys.optional_count(COUNT)?, None | Some(0)) {
         return Ok(inner.into_iter().map(|inner| FeedForward::Dense { inner }).collect());
     }
-    let experts = experts(keys, Choice::default())?;
+    let experts = experts(keys, ExpertChoice::default())?;
     Ok(inner.into_iter().map(|inner| FeedForward::Both { inner, experts }).collect())
 }
 
-fn experts(keys: &Keys<'_>, choice: Choice) -> Result<ExpertsConfig, ModelError> {
+fn experts(keys: &Keys<'_>, choice: ExpertChoice) -> Result<ExpertsConfig, ModelError> {
     let (count, used) = (keys.size(COUNT, 4096)?, keys.size(USED, 64)?);
     if used > count {
         let (used_key, count_key) = (keys.full(USED), keys.full(COUNT));
@@ -116,7 +116,7 @@ fn with_experts(keys: &Keys<'_>, routed: Routed, layers: usize) -> Result<Vec<Fe
 }
 
 /// How routers choose.
-fn choice(keys: &Keys<'_>, routed: Routed) -> Result<Choice, ModelError> {
+fn choice(keys: &Keys<'_>, routed: Routed) -> Result<ExpertChoice, ModelError> {
     const GATING: &str = "expert_gating_func";
     let scoring = match keys.optional_count(GATING)? {
         // Files older than the key.
@@ -132,7 +132,7 @@ fn choice(keys: &Keys<'_>, routed: Routed) -> Result<Choice, ModelError> {
     let groups = keys.optional_count("expert_group_count")?.unwrap_or(1);
     let used = keys.optional_count("expert_group_used_count")?.unwrap_or(groups);
     let scale = keys.optional_number("expert_weights_scale", 0.0, 1e4)?.unwrap_or(1.0);
-    Ok(Choice {
+    Ok(ExpertChoice {
         scoring,
         groups: (groups > 1 && used != groups).then_some(ExpertGroups { count: groups, used }),
         renormalised: keys.optional_flag("expert_weights_norm")?.unwrap_or(routed.renormalised),

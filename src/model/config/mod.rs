@@ -174,10 +174,7 @@ impl CausalConfig {
                 }
             })
             .collect();
-        let layer_input = match family.layer_inputs {
-            true => keys.optional_count("embedding_length_per_layer_input")?.unwrap_or(0),
-            false => 0,
-        };
+        let layer_input = if family.layer_inputs { layer_input(&keys)? } else { 0 };
         let vocabulary = gguf
             .tensor("token_embd.weight")
             .and_then(|tensor| tensor.shape.get(1))
@@ -204,6 +201,20 @@ impl CausalConfig {
     pub fn needs_stream_kernels(&self) -> bool {
         self.softcap > 0.0 || self.layer_input > 0 || self.family.layer_scales
     }
+}
+
+/// Values of the input that each layer has of its own.
+fn layer_input(keys: &Keys<'_>) -> Result<usize, ModelError> {
+    const SIZE: &str = "embedding_length_per_layer_input";
+    let size = keys.optional_count(SIZE)?.unwrap_or(0);
+    if size.is_multiple_of(16) && size <= 1 << 16 {
+        return Ok(size);
+    }
+    Err(keys.unsupported(format!(
+        "{} is {size}; multiples of 16 up to {} are supported",
+        keys.full(SIZE),
+        1 << 16
+    )))
 }
 
 /// The place of a rotary embedding among those in use, which it joins if it is new.

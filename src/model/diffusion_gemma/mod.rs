@@ -6,6 +6,7 @@ mod config;
 mod generation;
 mod layer;
 mod parts;
+mod planned;
 mod scratch;
 mod source;
 mod step;
@@ -23,6 +24,7 @@ use super::error::ModelError;
 use super::gate_up::GateUp;
 use super::pass::Pass;
 use super::weights;
+use crate::device::process::release_unused;
 use crate::device::{Buffer, Device, Launch, Purpose};
 use crate::ops::{
     Cache, CacheKind, Experts, Format, HeadOptions, HeadRow, HeadRun, HeadState, Heads, Kernels, Matrix,
@@ -165,6 +167,8 @@ impl DiffusionGemma {
         let products = unit.as_ref().map_or(Products::Vector, Kernels::products);
         parts.plan(&config, options, products).check(&device, options.context)?;
         let kernels = Self::tested(&device, unit, &config, &parts, options)?;
+        // Everything is compiled from here on.
+        release_unused();
         let fell_back = products != kernels.products();
         progress(0.05);
         // What is made of one checkpoint depends on what becomes of its weights.
@@ -186,6 +190,8 @@ impl DiffusionGemma {
         })?;
         checkpoint.release();
         let model = Self::assemble(device, kernels, config, &parts, &matrices, options)?;
+        drop(parts);
+        release_unused();
         progress(1.0);
         Ok(Self { fell_back, ..model })
     }
@@ -311,7 +317,9 @@ impl DiffusionGemma {
                 chosen: device.alloc(Purpose::Scratch, pass_rows * config.experts_used * 4)?,
             });
         }
-        let head = HeadState::new(&device, config.canvas, config.hidden, true)?;
+        let scratch = Scratch::new(&device, &config, pass_rows, kernels.products())?;
+        let partial = scratch.soft_partial.clone();
+        let head = HeadState::with_partial(&device, config.canvas, config.hidden, partial)?;
         let ring =
             layers.iter().filter(|layer| layer.window.is_some()).map(|layer| layer.cache.capacity).min();
         let mut model = Self {
@@ -328,7 +336,7 @@ impl DiffusionGemma {
             routing: Routing::new(&device, config.experts, config.experts_used, pass_rows)?,
             head,
             head_launches: Vec::new(),
-            scratch: Scratch::new(&device, &strides, pass_rows, kernels.products())?,
+            scratch,
             strides,
             rows: options.rows.clamp(1, options.context.max(1)),
             context: options.context,

@@ -221,12 +221,14 @@ impl Parts {
         MemoryPlan {
             weights: self.blueprints.iter().map(Blueprint::bytes).sum::<usize>() + vectors * 4,
             kv_cache,
-            scratch: Scratch::bytes(&strides, rows, products).iter().sum::<usize>()
+            scratch: Scratch::bytes(config, rows, products)
                 + Routing::bytes(config.experts, config.experts_used, rows)
                 + HeadState::bytes(config.canvas, config.hidden, true)
+                - HeadState::partial_bytes(config.canvas, config.hidden)
                 + options.angle_bytes(config)
                 + options.attended_bytes(config)
-                + chosen,
+                + chosen
+                + 64, // what stands for buffers a launch does not use
         }
     }
 }

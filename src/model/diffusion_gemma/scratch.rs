@@ -1,15 +1,21 @@
 //! Buffers for the activations of a pass.
 
+use std::ops::Range;
+
 use super::config::{DiffusionConfig, LayerConfig};
 use crate::device::{Buffer, Device, Purpose};
 use crate::model::error::ModelError;
-use crate::ops::{Products, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
+use crate::ops::{HeadState, Products, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
+
+/// Shared buffers start at multiples of a page, more than any device asks for.
+const PAGE: usize = 4096;
 
 /// Activations of the rows of a pass, f32; row strides are multiples of [`STRIDE_MULTIPLE`] and rows zero-padded.
+///
+/// Most of it is needed for a short time only, and shares memory with what is needed at another time: see [`Shared`].
 pub(super) struct Scratch {
     /// The residual stream, and its copy after the attention branch has joined.
     pub(super) residual: [Buffer; 2],
-    pub(super) qkv: Buffer,
     /// What attention makes, before its norm.
     pub(super) branch: Buffer,
     /// Gated inner values of the dense network.
@@ -18,6 +24,9 @@ pub(super) struct Scratch {
     pub(super) dense: Buffer,
     /// The router's scores.
     pub(super) scores: Buffer,
+    /// Token ids of the rows, i32.
+    pub(super) ids: Buffer,
+    pub(super) qkv: Buffer,
     pub(super) packed: Buffer,
     pub(super) sums: Buffer,
     /// Rows in the order of their experts, and what the experts make of them.
@@ -26,62 +35,116 @@ pub(super) struct Scratch {
     pub(super) slot_inner: Buffer,
     pub(super) slot_inner_sums: Buffer,
     pub(super) slot_out: Buffer,
-    /// Token ids of the rows, i32.
-    pub(super) ids: Buffer,
+    /// Partial sums of the head's soft embeddings.
+    pub(super) soft_partial: Buffer,
+}
+
+/// Where in one buffer each of those lies that only a few launches in a row need. Nothing counts on what it holds before.
+///
+/// From the left: packed rows, then what is made of them or was before (query, key and value rows; the head's partial
+/// sums). Experts begin when no rows are packed any more: their packed slots, later their results, and beside them what is
+/// between both.
+struct Shared {
+    packed: Range<usize>,
+    sums: Range<usize>,
+    qkv: Range<usize>,
+    soft_partial: Range<usize>,
+    slots: Range<usize>,
+    slot_sums: Range<usize>,
+    slot_out: Range<usize>,
+    slot_inner: Range<usize>,
+    slot_inner_sums: Range<usize>,
+}
+
+impl Shared {
+    fn new(config: &DiffusionConfig, rows: usize, products: Products) -> Self {
+        let strides = Strides::new(config);
+        let widest = strides.hidden.max(strides.attended).max(strides.inner);
+        let slots = rows * config.experts_used;
+        let after = |before: &Range<usize>, values: usize| {
+            let start = round_up(before.end, PAGE);
+            start..start + values.max(1) * 4
+        };
+        let packed = after(&(0..0), products.packed_values(rows, widest));
+        let sums = after(&packed, products.sums_values(rows, widest));
+        let qkv = after(&sums, strides.qkv * rows);
+        let soft_partial = after(&sums, HeadState::partial_bytes(config.canvas, config.hidden) / 4);
+        let slot_out = after(&(0..0), strides.hidden * slots);
+        let slots_at = after(&(0..0), products.packed_values(slots, strides.hidden));
+        let slot_sums = after(&slots_at, products.sums_values(slots, strides.hidden));
+        let both = 0..slot_out.end.max(slot_sums.end);
+        let slot_inner = after(&both, products.packed_values(slots, strides.expert_inner));
+        let slot_inner_sums = after(&slot_inner, products.sums_values(slots, strides.expert_inner));
+        Self {
+            packed,
+            sums,
+            qkv,
+            soft_partial,
+            slots: slots_at,
+            slot_sums,
+            slot_out,
+            slot_inner,
+            slot_inner_sums,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.qkv.end.max(self.soft_partial.end).max(self.slot_inner_sums.end)
+    }
 }
 
 impl Scratch {
-    /// Bytes of each buffer, in the order of the fields, both residual streams first.
-    pub(super) fn bytes(strides: &Strides, rows: usize, products: Products) -> [usize; 15] {
-        let widest = strides.hidden.max(strides.attended).max(strides.inner);
-        let slots = rows * strides.experts_used;
+    /// Bytes of each buffer of its own, in the order of the fields, both residual streams first.
+    fn own(strides: &Strides, rows: usize) -> [usize; 7] {
         [
             strides.hidden * rows,
             strides.hidden * rows,
-            strides.qkv * rows,
             strides.hidden * rows,
             strides.inner * rows,
             strides.hidden * rows,
             strides.scores * rows,
-            products.packed_values(rows, widest),
-            products.sums_values(rows, widest),
-            products.packed_values(slots, strides.hidden),
-            products.sums_values(slots, strides.hidden),
-            products.packed_values(slots, strides.expert_inner),
-            products.sums_values(slots, strides.expert_inner),
-            strides.hidden * slots,
             rows,
         ]
         .map(|values| values * 4)
     }
 
+    /// Bytes of all of it.
+    pub(super) fn bytes(config: &DiffusionConfig, rows: usize, products: Products) -> usize {
+        let own: usize = Self::own(&Strides::new(config), rows).iter().sum();
+        own + Shared::new(config, rows, products).bytes()
+    }
+
     pub(super) fn new(
         device: &Device,
-        strides: &Strides,
+        config: &DiffusionConfig,
         rows: usize,
         products: Products,
     ) -> Result<Self, ModelError> {
-        let mut sizes = Self::bytes(strides, rows, products).into_iter();
+        let mut sizes = Self::own(&Strides::new(config), rows).into_iter();
         let mut zeros = || -> Result<Buffer, ModelError> {
             let buffer = device.alloc(Purpose::Scratch, sizes.next().unwrap_or(4))?;
             device.fill(&buffer, 0)?; // kernels read the padding of rows and count on zeros there
             Ok(buffer)
         };
+        let shared = Shared::new(config, rows, products);
+        let all = device.alloc(Purpose::Scratch, shared.bytes())?;
+        let part = |range: Range<usize>| device.part(&all, range);
         Ok(Self {
             residual: [zeros()?, zeros()?],
-            qkv: zeros()?,
             branch: zeros()?,
             inner: zeros()?,
             dense: zeros()?,
             scores: zeros()?,
-            packed: zeros()?,
-            sums: zeros()?,
-            slots: zeros()?,
-            slot_sums: zeros()?,
-            slot_inner: zeros()?,
-            slot_inner_sums: zeros()?,
-            slot_out: zeros()?,
             ids: zeros()?,
+            qkv: part(shared.qkv)?,
+            packed: part(shared.packed)?,
+            sums: part(shared.sums)?,
+            slots: part(shared.slots)?,
+            slot_sums: part(shared.slot_sums)?,
+            slot_inner: part(shared.slot_inner)?,
+            slot_inner_sums: part(shared.slot_inner_sums)?,
+            slot_out: part(shared.slot_out)?,
+            soft_partial: part(shared.soft_partial)?,
         })
     }
 }
@@ -95,7 +158,6 @@ pub(super) struct Strides {
     pub(super) inner: usize,
     pub(super) expert_inner: usize,
     pub(super) scores: usize,
-    experts_used: usize,
 }
 
 impl Strides {
@@ -115,7 +177,6 @@ impl Strides {
             inner: round_up(config.feed_forward, STRIDE_MULTIPLE),
             expert_inner: round_up(config.expert_feed_forward, STRIDE_MULTIPLE),
             scores: round_up(config.experts, ROW_MULTIPLE),
-            experts_used: config.experts_used,
         }
     }
 
@@ -124,5 +185,40 @@ impl Strides {
         let k_at = round_up(config.heads * layer.head_size, ROW_MULTIPLE);
         let kv = round_up(layer.kv_heads * layer.head_size, ROW_MULTIPLE);
         (k_at, if layer.sliding { k_at + kv } else { k_at })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::model::diffusion_gemma::DiffusionCheckpoint;
+    use std::path::Path;
+
+    #[test]
+    fn what_is_needed_at_one_time_lies_apart() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/diffusion-random/model");
+        let mut config = DiffusionCheckpoint::open(&path).unwrap().config().unwrap();
+        for (hidden, inner, top) in [(64, 32, 1), (256, 4096, 2), (4096, 64, 8)] {
+            (config.hidden, config.expert_feed_forward, config.experts_used) = (hidden, inner, top);
+            for products in [Products::Vector, Products::MatrixUnit] {
+                let shared = Shared::new(&config, 16, products);
+                let Shared { packed, sums, qkv, soft_partial, slots, .. } = &shared;
+                let Shared { slot_sums, slot_out, slot_inner, slot_inner_sums, .. } = &shared;
+                // What a launch reads and writes, and what is read later.
+                for together in [
+                    vec![packed, sums, qkv],
+                    vec![packed, sums, soft_partial],
+                    vec![slots, slot_sums, slot_inner, slot_inner_sums],
+                    vec![slot_inner, slot_inner_sums, slot_out],
+                ] {
+                    let mut ends: Vec<_> = together.iter().map(|range| (range.start, range.end)).collect();
+                    ends.sort_unstable();
+                    assert!(ends.iter().all(|(start, end)| start < end && start % PAGE == 0), "{ends:?}");
+                    assert!(ends.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ends:?}");
+                    assert!(ends.iter().all(|(_, end)| *end <= shared.bytes()), "{ends:?}");
+                }
+            }
+        }
     }
 }

@@ -5,8 +5,8 @@ use crate::device::{Device, Purpose};
 use crate::ops::kernels::{Kernels, OpsError};
 use crate::ops::matmul::{Activation, Matrix, RowInput, prepare_reference};
 use crate::ops::moe::{
-    Choice, CombineInput, Experts, Router, Routing, choice_reference, combine_reference, expert_reference,
-    route_reference,
+    CombineInput, ExpertChoice, Experts, Router, Routing, combine_reference, expert_reference,
+    route_reference, router_reference,
 };
 use crate::ops::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, TILE, round_up};
 
@@ -25,7 +25,7 @@ pub fn self_test_moe(device: &Device, kernels: &Kernels, formats: &[Format]) -> 
 pub fn self_test_router(
     device: &Device,
     kernels: &Kernels,
-    choice: &Choice,
+    choice: &ExpertChoice,
     experts: usize,
     top: usize,
     biased: bool,
@@ -64,7 +64,7 @@ pub fn self_test_router(
     for row in 0..ROWS {
         let at = row * top..(row + 1) * top;
         let known = if biased { &bias[..] } else { &[] };
-        let (expected, shares) = choice_reference(&logits[row * experts..][..experts], choice, known, top);
+        let (expected, shares) = router_reference(&logits[row * experts..][..experts], choice, known, top);
         if found[at.clone()] != expected {
             return Err(wrong("route", format!("row {row} goes to {:?}, not {expected:?}", &found[at])));
         }

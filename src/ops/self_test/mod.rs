@@ -1,6 +1,7 @@
 //! Every kernel once on a small input against its CPU reference, before a model relies on it.
 
 mod attention;
+mod choice;
 mod experts;
 mod head;
 mod latent;
@@ -12,6 +13,7 @@ use super::{Format, Scales, TILE};
 use crate::device::{Buffer, Device, Purpose};
 
 pub use attention::Heads;
+pub use choice::self_test_choice;
 pub use experts::{self_test_moe, self_test_router};
 pub use head::self_test_head;
 pub use latent::{LatentHeads, self_test_latent};

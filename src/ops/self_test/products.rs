@@ -1,4 +1,4 @@
-//! Packing of rows, and products of many rows and of one.
+//! Packing of rows, and products of many rows and of a few.
 
 use super::{Sequence, compare, download, poisoned, poisoned_packed, random_tiles, upload};
 use crate::device::{Device, Purpose};
@@ -97,38 +97,26 @@ pub(super) fn products(device: &Device, kernels: &Kernels, format: Format) -> Re
                 .collect();
             let name = format!("matmul {} {finish:?}", format.name());
             compare(device, &name, &many[row * out_stride..][..width], &expected, 2e-5)?;
-            if kernels.products() == Products::MatrixUnit {
-                continue; // other bits than matvec's
-            }
-
-            let one = poisoned(device, out_stride)?;
-            let other_row = upload(device, &row_of(&other, row, out_stride))?;
-            let one_finish = match finish {
-                Finish::Add(_) => Finish::Add(&other_row),
-                Finish::GatedWith(activation, _) => Finish::GatedWith(activation, &other_row),
-                other => other,
-            };
-            let input = RowInput { at: row * stride, ..input };
-            let output = Output { rows: &one, at: 0, stride: out_stride };
-            device.enqueue(&kernels.matvec(device, &matrix, &input, one_finish, &output)?)?;
-            let one = download(device, &one)?;
-            let differs = (0..width).find(|&i| one[i].to_bits() != many[row * out_stride + i].to_bits());
-            if let Some(i) = differs {
+        }
+        if kernels.products() == Products::MatrixUnit {
+            continue; // narrow makes other bits
+        }
+        for rows in 1..=kernels.narrow_rows(&matrix).min(ROWS) {
+            let first = ROWS - rows;
+            let few = poisoned(device, ROWS * out_stride)?;
+            let input = RowInput { at: first * stride, ..input };
+            let output = Output { rows: &few, at: first * out_stride, stride: out_stride };
+            device.enqueue(&kernels.narrow(device, &matrix, &input, rows, finish, &output)?)?;
+            let few = download(device, &few)?;
+            let mut values = (first..ROWS).flat_map(|row| row * out_stride..row * out_stride + width);
+            if let Some(i) = values.find(|&i| few[i].to_bits() != many[i].to_bits()) {
                 return Err(OpsError::SelfTest {
-                    kernel: format!("matvec {} {finish:?}", format.name()),
+                    kernel: format!("narrow ({rows} rows) {} {finish:?}", format.name()),
                     device: device.info().name.clone(),
-                    what: format!(
-                        "value {i} is {}, many rows at once give {}",
-                        one[i],
-                        many[row * out_stride + i]
-                    ),
+                    what: format!("value {i} is {}, many rows at once give {}", few[i], many[i]),
                 });
             }
         }
     }
     Ok(())
-}
-
-fn row_of(values: &[f32], row: usize, stride: usize) -> Vec<f32> {
-    values[row * stride..(row + 1) * stride].to_vec()
 }

@@ -4,6 +4,7 @@ mod feed_forward;
 mod latent;
 
 use super::layer::Layer;
+use super::scratch::Scratch;
 use super::{Causal, Logits};
 use crate::device::Buffer;
 use crate::model::config::{CausalConfig, LayerConfig};
@@ -132,14 +133,15 @@ impl<'a> Builder<'a> {
         let model = self.model;
         let (device, kernels, scratch) = (&model.device, &model.kernels, &model.scratch);
         let mut input = input;
-        if self.rows > 1 {
+        let narrow = products.iter().all(|(matrix, ..)| self.rows <= kernels.narrow_rows(matrix));
+        if !narrow {
             self.pass.push(kernels.pack_rows(device, &input, self.rows, &scratch.packed, &scratch.sums)?);
         }
         for (matrix, finish, output) in products {
-            self.pass.push(if self.rows > 1 {
-                kernels.matmul(device, matrix, &scratch.packed, &scratch.sums, self.rows, *finish, output)?
+            self.pass.push(if narrow {
+                kernels.narrow(device, matrix, &input, self.rows, *finish, output)?
             } else {
-                kernels.matvec(device, matrix, &input, *finish, output)?
+                kernels.matmul(device, matrix, &scratch.packed, &scratch.sums, self.rows, *finish, output)?
             });
             // The first product has added the branch; the others find the sum.
             if let Some((_, _, sum)) = input.branch.take() {
@@ -248,6 +250,9 @@ impl<'a> Builder<'a> {
             let stride = model.strides.logits;
             self.pass.push(model.kernels.cap_rows(&model.device, logits, self.rows, n, stride, cap)?);
         }
+        let Scratch { logits, choices, .. } = &model.scratch;
+        let (stride, limit) = (model.strides.logits, model.choice_limit);
+        self.pass.push(model.kernels.choose(&model.device, logits, stride, limit, self.rows, choices)?);
         Ok(())
     }
 }

@@ -1,0 +1,97 @@
+//! What would be chosen for a model, told without loading it.
+
+use std::path::Path;
+
+use super::startup::{Choice, DeviceFacts, Facts, ModelFacts, Wanted};
+use super::{Checkpoint, causal, diffusion};
+use crate::config::Config;
+use crate::decode::BackendError;
+use crate::device::Device;
+use crate::device::telemetry::Sampler;
+use crate::engine::ModelKind;
+use crate::model::diffusion_gemma::{DiffusionGemma, GGUF_ARCHITECTURE};
+use crate::model::{CausalConfig, FeedForward};
+
+/// What loading would do.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// How the model makes tokens.
+    pub kind: ModelKind,
+    /// Its family, as the checkpoint names it.
+    pub architecture: String,
+    /// The type of most of its weights, or the formats there is a choice about.
+    pub quantisation: String,
+    /// Positions the model was trained for.
+    pub trained: usize,
+    /// What is chosen, what it takes, and why.
+    pub choice: Choice,
+    /// Bytes of weights that a pass of one row reads; none where that depends on the row.
+    pub weights_read: Option<u64>,
+    /// What the choice depended on of the device.
+    pub device: DeviceFacts,
+}
+
+/// What the configuration, the device and the checkpoint lead to. Reads headers, and a few small tensors at most.
+///
+/// # Errors
+/// A checkpoint that is broken or not supported; too little memory, with what would fit.
+pub fn plan(config: &Config, path: &Path, device: &Device) -> Result<Plan, BackendError> {
+    match Checkpoint::open(path)? {
+        Checkpoint::Causal(gguf) => {
+            let model = CausalConfig::read(&gguf)?;
+            let choice = causal::choose(&gguf, config, device)?;
+            let dense =
+                model.layers.iter().all(|layer| matches!(layer.feed_forward, FeedForward::Dense { .. }));
+            Ok(Plan {
+                kind: ModelKind::Causal,
+                architecture: model.family.architecture.to_owned(),
+                quantisation: causal::quantisation(&gguf).to_owned(),
+                trained: model.context,
+                weights_read: dense.then_some(choice.memory.weights as u64),
+                device: device_facts(config, device),
+                choice,
+            })
+        }
+        Checkpoint::Diffusion(checkpoint) => {
+            let model = checkpoint.config()?;
+            let choice = diffusion::choose(&checkpoint, config, device)?;
+            let max_steps = checkpoint.generation_config()?.max_denoising_steps;
+            let kinds = (config.model.experts, config.model.dense);
+            Ok(Plan {
+                kind: ModelKind::BlockDiffusion { canvas: model.canvas, max_steps },
+                architecture: GGUF_ARCHITECTURE.to_owned(),
+                quantisation: DiffusionGemma::planned_formats(&checkpoint, kinds)?,
+                trained: model.context,
+                choice,
+                weights_read: None,
+                device: device_facts(config, device),
+            })
+        }
+    }
+}
+
+/// The facts of a choice.
+pub(super) fn facts(config: &Config, device: &Device, model: ModelFacts) -> Facts {
+    Facts {
+        device: device_facts(config, device),
+        model,
+        wanted: Wanted {
+            context: config.model.context_length,
+            rows: config.device.prefill_chunk,
+            matrix_unit: config.device.matrix_unit,
+        },
+    }
+}
+
+fn device_facts(config: &Config, device: &Device) -> DeviceFacts {
+    let info = device.info();
+    let free = || Sampler::new().sample().host.memory_available_bytes;
+    DeviceFacts {
+        kind: info.kind,
+        unified: info.unified_memory,
+        budget: device.memory().budget,
+        // Who set a limit has thought of what else there is.
+        available: if info.unified_memory && config.device.memory_limit.is_none() { free() } else { None },
+        matrix_unit: config.device.matrix_unit && info.grants_matrix_unit(),
+    }
+}
