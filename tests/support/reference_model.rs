@@ -162,7 +162,8 @@ impl ReferenceModel {
                 let (from, to) = (pair_at(32.0).floor().max(0.0), pair_at(1.0).ceil());
                 let to = to.min(2.0 * pairs as f64 - 1.0);
                 let share = ((pair as f64 - from) / (to - from)).clamp(0.0, 1.0);
-                (plain * (1.0 - share) + plain / factor * share, 0.1 * factor.ln() + 1.0)
+                let strength = if self.latent() { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+                (plain * (1.0 - share) + plain / factor * share, strength)
             }
             _ => (plain, 1.0),
         }
@@ -233,11 +234,18 @@ impl ReferenceModel {
     /// Each head's queries, of which the last values turn.
     fn latent_queries(&self, layer: usize, normed: &Rows) -> Heads {
         let part = |part: &str| self.rows(&format!("blk.{layer}.{part}.weight"));
-        let (first, norm, second) = (part("attn_q_a"), part("attn_q_a_norm").remove(0), part("attn_q_b"));
+        let whole = self.has(&format!("blk.{layer}.attn_q.weight")).then(|| part("attn_q"));
+        let queries = |x: &[f64]| match &whole {
+            Some(whole) => product(whole, x),
+            None => {
+                let norm = part("attn_q_a_norm").remove(0);
+                product(&part("attn_q_b"), &self.norm(&product(&part("attn_q_a"), x), &norm))
+            }
+        };
         let size = self.head_size(layer);
         let turning = size - self.size("rope.dimension_count");
         let of = |(position, x): (usize, &Vec<f64>)| -> Rows {
-            let all = product(&second, &self.norm(&product(&first, x), &norm));
+            let all = queries(x);
             let mut heads: Rows = all.chunks_exact(size).map(<[f64]>::to_vec).collect();
             heads.iter_mut().for_each(|head| self.rotate(&mut head[turning..], position, layer));
             heads
@@ -275,7 +283,10 @@ impl ReferenceModel {
             }),
         };
         let window = if self.slides(layer) { self.window() } else { usize::MAX };
-        let scale = if self.architecture == "gemma4" { 1.0 } else { 1.0 / (size as f64).sqrt() };
+        let mut scale = if self.architecture == "gemma4" { 1.0 } else { 1.0 / (size as f64).sqrt() };
+        if let Some(multiplier) = self.optional_number("rope.scaling.yarn_log_multiplier") {
+            scale *= (1.0 + multiplier * self.number("rope.scaling.factor").ln()).powi(2);
+        }
         let cap = self.optional_number("attn_logit_softcapping");
         let output = self.rows(&format!("blk.{layer}.attn_output.weight"));
         let attended = |position: usize| -> Vec<f64> {

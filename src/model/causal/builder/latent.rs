@@ -80,7 +80,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The values of heads, made out of the sums of latents that attention left.
-    pub(super) fn from_latent(
+    pub(super) fn values_of_heads(
         &mut self,
         layer: &'a Layer,
         weights: &'a LatentWeights<Matrix, Buffer>,

@@ -213,7 +213,7 @@ impl<'a> Builder<'a> {
         self.pass.push_positioned(launch, ATTENTION_START);
         let weights = &layer.weights;
         let input = match &weights.latent {
-            Some(latent) => self.from_latent(layer, latent, attended, stride)?,
+            Some(latent) => self.values_of_heads(layer, latent, attended, stride)?,
             None => self.plain(attended, width, stride),
         };
         self.branch(input, &weights.output, weights.branch_norms.as_ref().map(|(norm, _)| norm))
