@@ -5,17 +5,57 @@
 // have no slots. Packed activations of experts are those of pack_rows for each block by itself, one block after the other:
 // the kernels' reads stay together however many rows a pass has.
 
+#define SIGMOID 1       // a score is the sigmoid of a logit, not the softmax over all experts
+#define RENORMALISE 2   // the weights of the chosen are divided by their sum
+#define CHOICE_BIAS 4   // a bias is added to scores (sigmoids) for the choice, and for nothing else
+#define EXPERT_SCALES 8 // an expert's weight is multiplied by its scale
+
+#define MOST_GROUPS 64
+
+// Bars (as NaN) all but the experts of the `used` best of `groups` groups, as many in each; the lower group first among
+// equals. A group counts as its best expert, or (two) as its two best together.
+inline void keep_groups(local float* left, int experts, int groups, int used, int two) {
+    float value[MOST_GROUPS];
+    const int size = experts / groups;
+    for (int g = 0; g < groups; g++) {
+        float first = -INFINITY, second = -INFINITY;
+        for (int e = g * size; e < (g + 1) * size; e++) {
+            second = fmax(second, fmin(first, left[e]));
+            first = fmax(first, left[e]);
+        }
+        value[g] = two ? first + second : first;
+    }
+    ulong kept = 0;
+    for (int u = 0; u < used; u++) {
+        int best = -1;
+        for (int g = 0; g < groups; g++)
+            if (!(kept >> g & 1) && (best < 0 || value[g] > value[best])) best = g;
+        kept |= (ulong)1 << best;
+    }
+    for (int e = 0; e < experts; e++)
+        if (!(kept >> (e / size) & 1)) left[e] = NAN;
+}
+
 // The experts of each row and their weights. scores: f32 [rows][stride], the router's logits. chosen: i32 [rows][top], by
-// falling score, the lower index first among equals; weights: their softmax over all experts, divided by the sum of the
-// chosen and times per_expert. A NaN counts as the lowest score, so that indices are valid, and makes all the row's weights
-// NaN. One work-item a row. left: local f32 [experts].
-EXPLICIT_VECTOR kernel void route(global const float* scores, global const float* per_expert, global int* chosen,
-                                  global float* weights, int experts, int top, int stride, local float* left) {
+// falling score, the lower index first among equals; weights: their scores times `scale`, by the flags. Experts are chosen
+// from `groups_used` of `groups` groups only, if there are several. A NaN counts as the lowest score, so that indices are
+// valid, and makes all the row's weights NaN. One work-item a row. left: local f32 [experts].
+EXPLICIT_VECTOR kernel void route(global const float* scores, global const float* per_expert, global const float* bias,
+                                  global int* chosen, global float* weights, int experts, int top, int stride, int flags,
+                                  int groups, int groups_used, float scale, local float* left) {
     const int row = get_global_id(0);
     global const float* s = scores + (size_t)row * stride;
     global int* mine = chosen + (size_t)row * top;
     global float* w = weights + (size_t)row * top;
-    for (int e = 0; e < experts; e++) left[e] = isnan(s[e]) ? -INFINITY : s[e];
+    float spoilt = 0.0f;
+    for (int e = 0; e < experts; e++) {
+        float by = s[e];
+        if (isnan(by)) spoilt = NAN;
+        if (flags & SIGMOID) by = 1.0f / (1.0f + exp(-by));
+        if (flags & CHOICE_BIAS) by += bias[e];
+        left[e] = isnan(by) ? -INFINITY : by;
+    }
+    if (groups > 1) keep_groups(left, experts, groups, groups_used, flags & SIGMOID);
     for (int k = 0; k < top; k++) {
         int best = -1;
         for (int e = 0; e < experts; e++)
@@ -25,12 +65,21 @@ EXPLICIT_VECTOR kernel void route(global const float* scores, global const float
     }
     const float largest = s[mine[0]];
     float total = 0.0f, share = 0.0f;
-    for (int e = 0; e < experts; e++) total += exp(s[e] - largest);
+    if (!(flags & SIGMOID))
+        for (int e = 0; e < experts; e++) total += exp(s[e] - largest);
     for (int k = 0; k < top; k++) {
-        w[k] = exp(s[mine[k]] - largest) / total;
+        if (flags & SIGMOID)
+            w[k] = 1.0f / (1.0f + exp(-s[mine[k]])) + spoilt;
+        else
+            w[k] = exp(s[mine[k]] - largest) / total;
         share += w[k];
     }
-    for (int k = 0; k < top; k++) w[k] = w[k] / share * per_expert[mine[k]];
+    if (flags & SIGMOID) share += 1e-20f; // all may be zero
+    for (int k = 0; k < top; k++) {
+        if (flags & RENORMALISE) w[k] /= share;
+        w[k] *= scale;
+        if (flags & EXPERT_SCALES) w[k] *= per_expert[mine[k]];
+    }
 }
 
 // Sorts the slots: a stable counting sort, and cuts each expert's run into blocks of nearly equal size, whole multiples of
@@ -119,4 +168,22 @@ EXPLICIT_VECTOR kernel void combine(global const float* out, global const int* p
         vstore16((vload16(0, residual + at + i) + branch) * scalar, 0, result + at + i);
     }
     for (int i = used; i < padded; i += 16) vstore16((float16)0.0f, 0, result + at + i);
+}
+
+// stream += the row's experts by weight, in the order of choice. stream: f32 [rows][stride]; out [slots][out_stride]; n
+// values of a row, rounded up to whole 16. Global size: rows x parts of n of 16 * COMBINED values.
+#define COMBINED 16
+EXPLICIT_VECTOR kernel void add_experts(global const float* out, global const int* places, global const float* weights,
+                                        global float* stream, int top, int n, int out_stride, int stride) {
+    const int row = get_global_id(0), first = get_global_id(1) * 16 * COMBINED;
+    global float* to = stream + (size_t)row * stride;
+    const int end = min(n, first + 16 * COMBINED);
+    for (int i = first; i < end; i += 16) {
+        float16 sum = 0.0f;
+        for (int k = 0; k < top; k++) {
+            const size_t slot = (size_t)places[(size_t)row * top + k] * out_stride;
+            sum = fma((float16)weights[(size_t)row * top + k], vload16(0, out + slot + i), sum);
+        }
+        vstore16(vload16(0, to + i) + sum, 0, to + i);
+    }
 }

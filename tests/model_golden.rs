@@ -12,7 +12,12 @@ use support::{FAMILIES, device, fixture, golden, open_model};
 
 /// Largest difference of logits over the golden sequence, fed `width` tokens a pass.
 fn largest_difference(topic: &str, name: &str, width: usize) -> f32 {
-    let (ids, expected) = golden(&format!("{topic}/{name}.safetensors"));
+    difference_to(topic, name, name, width)
+}
+
+/// The same for a file whose logits are those of `reference`.
+fn difference_to(topic: &str, name: &str, reference: &str, width: usize) -> f32 {
+    let (ids, expected) = golden(&format!("{topic}/{reference}.safetensors"));
     let mut model = open_model(&fixture(&format!("{topic}/{name}.gguf")), 64, 64, CacheKind::F32);
     let vocabulary = model.config().vocabulary;
     let mut largest = 0f32;
@@ -93,5 +98,35 @@ fn quantisation_types_agree_with_their_reference() {
         let off = largest_difference("quant-types", name, 40);
         println!("{name}: {off:.2e}");
         assert!(off <= 1e-4, "{name}: logits differ by {off}");
+    }
+}
+
+#[test]
+fn older_files_join_the_matrices_of_keys_and_values() {
+    let off = difference_to("causal-families", "deepseek2-joined", "deepseek2", 7);
+    assert!(off <= 1e-4, "logits differ by {off}");
+}
+
+#[test]
+fn experts_and_latents_make_the_same_bits_at_every_width() {
+    for name in ["qwen3moe", "deepseek2"] {
+        let (ids, _) = golden(&format!("causal-families/{name}.safetensors"));
+        let file = fixture(&format!("causal-families/{name}.gguf"));
+        let mut model = open_model(&file, 64, 64, CacheKind::F16);
+        let mut bits = |width: usize| -> Vec<u32> {
+            let mut all = Vec::new();
+            for (chunk, tokens) in ids.chunks(width).enumerate() {
+                model.forward(tokens, chunk * width, Logits::All).unwrap();
+                for row in 0..tokens.len() {
+                    let row = model.with_logits(row, |logits| logits.iter().map(|v| v.to_bits()).collect());
+                    all.extend::<Vec<u32>>(row.unwrap());
+                }
+            }
+            all
+        };
+        let alone = bits(1);
+        for width in [2, 3, 8, 16, 40] {
+            assert!(bits(width) == alone, "{name}: logits differ at width {width}");
+        }
     }
 }

@@ -174,3 +174,46 @@ fn what_layers_with_a_shared_cache_do_not_need_is_passed_over() {
         .tensor("blk.3.attn_k_norm.weight", &norm.shape, norm.values);
     assert_eq!(check("gemma4e", &plain, 64), check("gemma4e with more", &with, 64));
 }
+
+#[test]
+fn deepseek_v2_chooses_by_softmax_and_groups_by_their_best() {
+    let v2 = edited("deepseek2")
+        .without("exp_probs_b")
+        .without_key("deepseek2.expert_weights_norm")
+        .count("deepseek2.expert_gating_func", 1)
+        .number("deepseek2.expert_weights_scale", 4.0);
+    let first = check("deepseek2, softmax", &v2, 64);
+    let whole = v2
+        .clone()
+        .without_key("deepseek2.expert_gating_func")
+        .without_key("deepseek2.expert_group_count")
+        .without_key("deepseek2.expert_group_used_count");
+    assert!(differ(&first, &check("deepseek2, softmax of all", &whole, 64)));
+    let none_shared = whole.without("_shexp").without_key("deepseek2.expert_shared_count");
+    check("deepseek2, none shared", &none_shared, 64);
+}
+
+#[test]
+fn deepseek_may_make_queries_out_of_the_stream() {
+    let with = edited("deepseek2");
+    let mut lite =
+        with.clone().without("attn_q_a").without("attn_q_b").without_key("deepseek2.attention.q_lora_rank");
+    for layer in 0..4 {
+        // Any numbers of the right size will do.
+        let values = with.get("output.weight").values[layer * 8192..][..64 * 128].to_vec();
+        lite = lite.tensor(&format!("blk.{layer}.attn_q.weight"), &[64, 128], values);
+    }
+    assert!(differ(&check("deepseek2", &with, 64), &check("deepseek2, no latent of queries", &lite, 64)));
+}
+
+#[test]
+fn yarn_makes_scores_over_latents_steeper() {
+    let key = |part: &str| format!("deepseek2.rope.scaling.{part}");
+    let yarn = edited("deepseek2")
+        .text(&key("type"), "yarn")
+        .number(&key("factor"), 40.0)
+        .count(&key("original_context_length"), 64);
+    let steeper = yarn.clone().number(&key("yarn_log_multiplier"), 0.1);
+    let plain = check("deepseek2, yarn without multiplier", &yarn, 64);
+    assert!(differ(&plain, &check("deepseek2, yarn", &steeper, 64)));
+}

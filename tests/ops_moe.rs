@@ -8,9 +8,9 @@ mod support;
 
 use axe::device::{Arg, Buffer, Device, Purpose};
 use axe::ops::{
-    Activation, COMBINE_SCALAR, CombineInput, Experts, Finish, Format, Kernels, Matrix, OpsError, Output,
-    ROW_MULTIPLE, Routing, RowInput, STRIDE_MULTIPLE, TILE, combine_reference, round_up, route_reference,
-    self_test_moe,
+    Activation, COMBINE_SCALAR, CombineInput, ExpertChoice, ExpertGroups, Experts, Finish, Format, Kernels,
+    Matrix, OpsError, Output, ROW_MULTIPLE, Router, Routing, RowInput, STRIDE_MULTIPLE, Scoring, TILE,
+    combine_reference, round_up, route_reference, router_reference, self_test_moe,
 };
 use ops_support::*;
 use proptest::prelude::*;
@@ -610,4 +610,183 @@ fn the_self_test_runs_every_format() {
         let formats: &[Format] = if simulated() { &[Format::W4] } else { &Format::ALL };
         self_test_moe(&device, &kernels, formats).unwrap();
     }
+}
+
+/// Rows of logits and a router of whatever kind.
+#[derive(Debug, Clone)]
+struct RouterCase {
+    experts: usize,
+    top: usize,
+    rows: usize,
+    choice: ExpertChoice,
+    biased: bool,
+    scaled: bool,
+    ties: bool,
+    seed: u64,
+}
+
+impl RouterCase {
+    fn strategy() -> impl Strategy<Value = Self> {
+        let shape =
+            (1..=6usize, 1..=9usize, any::<prop::sample::Index>(), any::<prop::sample::Index>(), 1..=9usize);
+        let how = (any::<[bool; 6]>(), prop_oneof![Just(1f32), Just(2.5)], any::<u64>());
+        (shape, how).prop_map(
+            |(
+                (groups, size, used, top, rows),
+                ([sigmoid, grouped, renormalised, biased, scaled, ties], scale, seed),
+            )| {
+                // A group of two at least, of which two count together.
+                let (size, used) = (size + 1, 1 + used.index(groups));
+                let open = if grouped { used * size } else { groups * size };
+                Self {
+                    experts: groups * size,
+                    top: 1 + top.index(open),
+                    rows,
+                    choice: ExpertChoice {
+                        scoring: if sigmoid { Scoring::Sigmoid } else { Scoring::Softmax },
+                        groups: grouped.then_some(ExpertGroups { count: groups, used }),
+                        renormalised,
+                        scale,
+                    },
+                    biased: biased && sigmoid,
+                    scaled,
+                    ties,
+                    seed,
+                }
+            },
+        )
+    }
+}
+
+/// Chosen experts and weights, by row.
+fn choose(
+    device: &Device,
+    kernels: &Kernels,
+    case: &RouterCase,
+    logits: &[f32],
+    bias: &[f32],
+    scales: &[f32],
+) -> (Vec<usize>, Vec<f32>) {
+    let rows = logits.len() / case.experts;
+    let routing = Routing::new(device, case.experts, case.top, rows).unwrap();
+    let chosen = poisoned(device, rows * case.top);
+    let (bias, scales) = (upload(device, bias), upload(device, scales));
+    let router = Router {
+        logits: &upload(device, logits),
+        stride: case.experts,
+        choice: case.choice,
+        bias: case.biased.then_some(&bias),
+        expert_scales: case.scaled.then_some(&scales),
+    };
+    device.enqueue(&kernels.choose_experts(device, &router, &chosen, &routing, rows).unwrap()).unwrap();
+    let chosen = download(device, &chosen).iter().map(|v| v.to_bits() as usize).collect();
+    (chosen, download(device, &routing.weights))
+}
+
+#[test]
+fn routers_of_every_kind_choose_as_their_reference() {
+    let (device, kernels) = open();
+    check(if simulated() { 40 } else { 300 }, &RouterCase::strategy(), |case| {
+        let (experts, top) = (case.experts, case.top);
+        let mut random = Random(case.seed);
+        let mut values = |count: usize, reach: f32| -> Vec<f32> {
+            (0..count)
+                .map(|_| if case.ties { random.below(3) as f32 / 4.0 } else { random.unit() * reach })
+                .collect()
+        };
+        let logits = values(case.rows * experts, 4.0);
+        let (bias, scales) = (values(experts, 0.3), values(experts, 2.0));
+        let (chosen, weights) = choose(&device, &kernels, &case, &logits, &bias, &scales);
+        for row in 0..case.rows {
+            let logits = &logits[row * experts..][..experts];
+            let known = if case.biased { &bias[..] } else { &[] };
+            let (expected, shares) = router_reference(logits, &case.choice, known, top);
+            let at = row * top..(row + 1) * top;
+            prop_assert_eq!(&chosen[at.clone()], &expected[..], "row {}", row);
+            for ((&found, share), &expert) in weights[at].iter().zip(shares).zip(&expected) {
+                let expected = if case.scaled { share * f64::from(scales[expert]) } else { share };
+                let off = (40.0 + experts as f64 + top as f64) * ULP * expected.abs() + DENORMAL;
+                prop_assert!(
+                    (f64::from(found) - expected).abs() <= off,
+                    "a weight of row {} is {}, the reference says {}",
+                    row,
+                    found,
+                    expected
+                );
+            }
+            let alone = choose(&device, &kernels, &case, logits, &bias, &scales);
+            prop_assert_eq!(&alone.0, &chosen[row * top..(row + 1) * top]);
+            prop_assert!(same_bits(&alone.1, &weights[row * top..(row + 1) * top]), "row {} alone", row);
+        }
+        // No number among the logits: indices stay valid and differ, no weight is a number.
+        let mut spoilt = logits.clone();
+        spoilt[random.below(experts)] = f32::NAN;
+        let (chosen, weights) = choose(&device, &kernels, &case, &spoilt, &bias, &scales);
+        let mut first = chosen[..top].to_vec();
+        first.sort_unstable();
+        first.dedup();
+        prop_assert!(first.len() == top && first.iter().all(|&e| e < experts), "{:?}", chosen);
+        prop_assert!(weights[..top].iter().all(|w| w.is_nan()) && weights[top..].iter().all(|w| !w.is_nan()));
+        Ok(())
+    });
+}
+
+#[test]
+fn experts_are_added_to_the_stream() {
+    let (device, kernels) = open();
+    let shape = (1..=6usize, 1..=4usize, 1..=20usize, 1..=600usize, any::<u64>());
+    check(if simulated() { 10 } else { 60 }, &shape, |(experts, top, rows, n, seed)| {
+        let top = top.min(experts);
+        let mut random = Random(seed);
+        let (slots, lanes) = (rows * top, round_up(n, TILE));
+        let (out_stride, stride) = (lanes + random.below(9), lanes + random.below(9));
+        let mut values = |count: usize| -> Vec<f32> { (0..count).map(|_| random.unit() * 3.0).collect() };
+        let (logits, out, stream) =
+            (values(rows * experts), values(slots * out_stride), values(rows * stride));
+        let routing = Routing::new(&device, experts, top, rows).unwrap();
+        let chosen = poisoned(&device, slots);
+        let router = Router {
+            logits: &upload(&device, &logits),
+            stride: experts,
+            choice: ExpertChoice::default(),
+            bias: None,
+            expert_scales: None,
+        };
+        let target = upload(&device, &stream);
+        for launch in [
+            kernels.choose_experts(&device, &router, &chosen, &routing, rows).unwrap(),
+            kernels.sort_rows(&device, &chosen, &routing, rows).unwrap(),
+            kernels
+                .add_experts(&device, &upload(&device, &out), out_stride, &routing, rows, &target, n, stride)
+                .unwrap(),
+        ] {
+            device.enqueue(&launch).unwrap();
+        }
+        let chosen: Vec<u32> = download(&device, &chosen).iter().map(|v| v.to_bits()).collect();
+        let weights = download(&device, &routing.weights);
+        let mut order: Vec<usize> = (0..slots).collect();
+        order.sort_by_key(|&i| chosen[i]);
+        let mut place = vec![0; slots];
+        order.iter().enumerate().for_each(|(slot, &i)| place[i] = slot);
+        let found = download(&device, &target);
+        for row in 0..rows {
+            for i in 0..stride {
+                let before = stream[row * stride + i];
+                let mut sum = 0f32;
+                for k in row * top..(row + 1) * top {
+                    sum = weights[k].mul_add(out[place[k] * out_stride + i.min(lanes - 1)], sum);
+                }
+                let expected = if i < lanes { before + sum } else { before };
+                let found = found[row * stride + i];
+                prop_assert!(
+                    found.to_bits() == expected.to_bits(),
+                    "{} for {} in row {}",
+                    found,
+                    expected,
+                    row
+                );
+            }
+        }
+        Ok(())
+    });
 }

@@ -489,6 +489,8 @@ fn every_finish_crosses_the_row_block() {
 #[derive(Debug, Clone)]
 struct Heads {
     head: usize,
+    /// Values of a value head.
+    value: usize,
     kind: CacheKind,
     kv_heads: usize,
     group: usize,
@@ -539,14 +541,16 @@ impl Heads {
             prop_oneof![Just(None), any::<prop::sample::Index>().prop_map(Some)],
             any::<bool>(),
             prop_oneof![Just(0f32), Just(0.5), Just(50.0)],
+            prop_oneof![3 => Just(None), 1 => prop::sample::select(&[16usize, 32, 48, 128][..]).prop_map(Some)],
         );
         (shape, how, new).prop_map(
             |(
                 (head, kind, kv_heads, group, rows, widest),
                 (full, window, part, pairing, normed, reach, seed),
-                (value_norms, shared, canvas, bias, softcap),
+                (value_norms, shared, canvas, bias, softcap, value),
             )| Self {
                 head,
+                value: value.filter(|_| !shared).unwrap_or(head),
                 kind,
                 kv_heads,
                 group,
@@ -598,18 +602,18 @@ impl HeadRows {
         // Odd places, with values between that are nobody's.
         let k_at = q_heads * case.head + random.below(3) * 8;
         let v_at = if case.shared { k_at } else { k_at + case.kv_heads * case.head + random.below(3) * 8 };
-        let stride = v_at + case.kv_heads * case.head + random.below(7);
+        let stride = v_at + case.kv_heads * case.value + random.below(7);
         let mut qkv: Vec<f32> = (0..case.rows * stride)
             .map(|i| random.unit() * if i % stride < v_at { case.reach } else { 1.0 })
             .collect();
         if case.reach > 1e4 {
             // Values that f16 cannot hold, too.
             for row in 0..case.rows {
-                qkv[row * stride + v_at + random.below(case.head)] = random.wide(4.0, 6.0);
+                qkv[row * stride + v_at + random.below(case.value)] = random.wide(4.0, 6.0);
             }
         }
         let heads: Vec<usize> = (0..q_heads * case.head)
-            .chain((k_at..k_at + case.kv_heads * case.head).chain(v_at..v_at + case.kv_heads * case.head))
+            .chain((k_at..k_at + case.kv_heads * case.head).chain(v_at..v_at + case.kv_heads * case.value))
             .collect();
         let mut bias = vec![f32::NAN; stride];
         for &i in &heads {
@@ -681,12 +685,12 @@ impl HeadRows {
     /// A value head after its norm, with bounds.
     fn value(&self, row: usize, kv: usize) -> Vec<Bounded> {
         let case = &self.case;
-        let x = f64s(&self.biased[row * self.stride + self.v_at + kv * case.head..][..case.head]);
+        let x = f64s(&self.biased[row * self.stride + self.v_at + kv * case.value..][..case.value]);
         if !case.value_norms {
             return x.into_iter().map(|v| (v, 0.0)).collect();
         }
-        let (_, x) = prepare_reference(&x, None, Some(&vec![1.0; case.head]), f64::from(EPSILON));
-        x.into_iter().map(|v| (v, v.abs() * (8.0 + case.head as f64 / 32.0) * ULP + DENORMAL)).collect()
+        let (_, x) = prepare_reference(&x, None, Some(&vec![1.0; case.value]), f64::from(EPSILON));
+        x.into_iter().map(|v| (v, v.abs() * (8.0 + case.value as f64 / 32.0) * ULP + DENORMAL)).collect()
     }
 
     /// The positions that a row sees.
@@ -709,7 +713,7 @@ impl HeadRows {
         ring: bool,
     ) -> Result<Attended, TestCaseError> {
         let case = &self.case;
-        let (head, q_heads) = (case.head, case.kv_heads * case.group);
+        let (head, size, q_heads) = (case.head, case.value, case.kv_heads * case.group);
         let mut passes: Vec<(usize, bool)> = widths.iter().map(|&width| (width, false)).collect();
         if case.canvas > 0 {
             passes.push((case.canvas, true));
@@ -719,7 +723,7 @@ impl HeadRows {
             Some(window) if ring => case.rows.min(window - 1 + widest),
             _ => case.rows,
         };
-        let cache = Cache::new(device, case.kind, case.kv_heads, head, positions).unwrap();
+        let cache = Cache::with_value_size(device, case.kind, case.kv_heads, head, size, positions).unwrap();
         // Positions not written yet hold whatever the memory held: here a NaN, which would spread.
         let unwritten = match case.kind {
             CacheKind::F16 => 0x7fff_7fff,
@@ -730,7 +734,7 @@ impl HeadRows {
         let angles = upload(device, &self.angles);
         let [q_norm, k_norm] = self.norms.each_ref().map(|norm| upload(device, norm));
         let bias = upload(device, &self.bias);
-        let out_stride = q_heads * head + 5;
+        let out_stride = q_heads * size + 5;
         let (mut all_rows, mut all_out) = (Vec::new(), Vec::new());
         let mut start = 0;
         for (rows, canvas) in passes {
@@ -775,8 +779,8 @@ impl HeadRows {
             all_rows.extend_from_slice(&rotated[..rows * self.stride]);
             let out = download(device, &out);
             for row in out[..rows * out_stride].chunks_exact(out_stride) {
-                all_out.extend_from_slice(&row[..q_heads * head]);
-                prop_assert!(is_poison(&row[q_heads * head..]), "values between output rows are written");
+                all_out.extend_from_slice(&row[..q_heads * size]);
+                prop_assert!(is_poison(&row[q_heads * size..]), "values between output rows are written");
             }
             prop_assert!(is_poison(&out[rows * out_stride..]), "values behind the output are written");
             start += rows;
@@ -787,7 +791,7 @@ impl HeadRows {
             let base = kv * cache.capacity * head;
             let key =
                 |p: usize| (0..head).map(|i| keys[base + p / 16 * head * 16 + i * 16 + p % 16]).collect();
-            let value = |p: usize| values[base + p * head..][..head].to_vec();
+            let value = |p: usize| values[(kv * cache.capacity + p) * size..][..size].to_vec();
             by_head.0.push((0..cache.capacity).map(key).collect::<Vec<Vec<f32>>>());
             by_head.1.push((0..cache.capacity).map(value).collect::<Vec<Vec<f32>>>());
             let end = case.rows.min(cache.capacity);
@@ -842,26 +846,26 @@ impl HeadRows {
     }
 
     fn check_attention(&self, found: &Attended) -> Result<(), TestCaseError> {
-        let (case, head) = (&self.case, self.case.head);
+        let (case, head, size) = (&self.case, self.case.head, self.case.value);
         let q_heads = case.kv_heads * case.group;
         for row in 0..case.rows {
             for q_head in 0..q_heads {
                 let kv = q_head / case.group;
                 let q = &found.rows[row * self.stride + q_head * head..][..head];
-                let out = &found.out[(row * q_heads + q_head) * head..][..head];
+                let out = &found.out[(row * q_heads + q_head) * size..][..size];
                 let seen = self.seen(row);
-                let (mut size, mut terms) = (0f64, 0.0);
+                let (mut largest_score, mut terms) = (0f64, 0.0);
                 for position in seen.clone() {
                     let key = &found.keys[kv][position];
                     let score: f64 =
                         q.iter().zip(key).map(|(a, b)| (f64::from(*a) * f64::from(*b)).abs()).sum();
-                    size = size.max(score * f64::from(self.scale));
+                    largest_score = largest_score.max(score * f64::from(self.scale));
                     terms += 1.0;
                 }
                 // An error of a score is a relative error of its weight.
-                let mut score_off = (head as f64 + 4.0) * ULP * size;
+                let mut score_off = (head as f64 + 4.0) * ULP * largest_score;
                 if case.softcap > 0.0 {
-                    score_off += 8.0 * ULP * size.min(f64::from(case.softcap)); // the device's tanh
+                    score_off += 8.0 * ULP * largest_score.min(f64::from(case.softcap)); // the device's tanh
                 }
                 let (keys, values) = (&found.keys[kv], &found.values[kv]);
                 let (scale, softcap) = (self.scale, case.softcap);
@@ -944,6 +948,7 @@ fn a_long_context_crosses_several_tiles() {
         for window in [None, Some(1), Some(63), Some(64), Some(65), Some(300)] {
             let case = Heads {
                 head: 64,
+                value: 64,
                 kind,
                 kv_heads: 1,
                 group: 3,

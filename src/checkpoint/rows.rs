@@ -70,6 +70,8 @@ pub enum Encoding {
     },
     /// Plain numbers of that type (F32, F16 or BF16), to be quantised on the way to the device to 8 bits, as Q8_0.
     ToQ8(GgmlType),
+    /// Blocks of a GGML type, a column of the matrix after the other.
+    Turned(GgmlType),
 }
 
 /// Rows of a matrix in a mapped file.
@@ -88,6 +90,12 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// The matrix whose columns are these rows; none if they are encoded in another way than GGML types.
+    pub fn turned(self) -> Option<Rows> {
+        let Encoding::Ggml(ty) = self.encoding else { return None };
+        Some(Rows { encoding: Encoding::Turned(ty), rows: self.columns, columns: self.rows, ..self })
+    }
+
     /// `count` rows from row `first` on, under the same name; none if there are not so many.
     pub fn part(&self, first: usize, count: usize) -> Option<Rows> {
         let end = first.checked_add(count).filter(|&end| end <= self.rows)?;
@@ -96,6 +104,7 @@ impl Rows {
         };
         let plain_bytes = |ty: GgmlType| ty.bytes_for(self.columns as u64)?.try_into().ok();
         let (row_bytes, encoding) = match &self.encoding {
+            Encoding::Turned(_) => return None, // its rows do not lie together
             &Encoding::Ggml(ty) => (plain_bytes(ty)?, self.encoding.clone()),
             &Encoding::ToW4 { from, .. } | &Encoding::ToQ8(from) => {
                 (plain_bytes(from)?, self.encoding.clone())

@@ -1,6 +1,7 @@
 //! `axed bench-ops`
 
 mod head;
+mod latent;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -84,6 +85,9 @@ struct Mixture {
 /// A quarter of the experts of a 26B mixture, of half its hidden size.
 const MIXTURE: Mixture = Mixture { experts: 32, top: 8, hidden: 1408, inner: 704 };
 
+/// The experts of a layer of Qwen3-30B-A3B.
+const QWEN3_MIXTURE: Mixture = Mixture { experts: 128, top: 8, hidden: 2048, inner: 768 };
+
 struct Bench<'a> {
     device: Device,
     kernels: Kernels,
@@ -137,6 +141,12 @@ fn measure(options: &Options) -> Result<()> {
     }
     bench.sequence("smollm2-135m", 9, 3, 64)?;
     bench.sequence("gemma-3-270m", 4, 1, 256)?;
+    for rows in [1, 2, 8, 16] {
+        bench.mixture(&QWEN3_MIXTURE, Format::Q4K, rows)?;
+    }
+    for (start, rows) in [(511, 1), (511, 8), (0, bench.rows)] {
+        latent::measure(&bench, start, rows)?;
+    }
     bench.whole_rows()?;
     bench.choices("smollm2-135m", 49152)?;
     bench.choices("gemma-3-270m", 262_144)?;
@@ -165,7 +175,7 @@ impl Bench<'_> {
     /// What only diffusion models do.
     fn diffusion(&self) -> Result<()> {
         for format in [Format::W4, Format::Bf16] {
-            self.mixture(&MIXTURE, format)?;
+            self.mixture(&MIXTURE, format, self.rows)?;
         }
         head::measure(self)
     }
@@ -286,7 +296,12 @@ impl Bench<'_> {
         let angles = self.zeros(CONTEXT * head_size)?;
         for (kind, start, rows) in [
             (CacheKind::F16, 511, 1),
-            (CacheKind::F16, CONTEXT - 1, 1),
+            (CacheKind::F16, 511, 2),
+            (CacheKind::F16, 511, 4),
+            (CacheKind::F16, 511, 8),
+            (CacheKind::F16, 511, 16),
+            (CacheKind::F16, CONTEXT - 16, 1),
+            (CacheKind::F16, CONTEXT - 16, 4),
             (CacheKind::F32, 511, 1),
             (CacheKind::F16, 0, self.rows.min(CONTEXT)),
         ] {
@@ -388,17 +403,25 @@ impl Bench<'_> {
     }
 
     /// Every kernel of a mixture of experts.
-    fn mixture(&self, mixture: &Mixture, format: Format) -> Result<()> {
+    fn mixture(&self, mixture: &Mixture, format: Format, rows: usize) -> Result<()> {
         let &Mixture { experts, top, hidden, inner } = mixture;
         let name = |kernel: &str| {
             let format = format.name();
-            format!("{experts}/{top} experts {hidden}:{inner} {format} {kernel} ({} rows)", self.rows)
+            format!("{experts}/{top} experts {hidden}:{inner} {format} {kernel} ({} rows)", rows)
         };
-        let kernels = ["route", "sort_rows", "pack_for_experts", "expert_gate_up", "expert_down", "combine"];
+        let kernels = [
+            "route",
+            "sort_rows",
+            "pack_for_experts",
+            "expert_gate_up",
+            "expert_down",
+            "combine",
+            "add_experts",
+        ];
         if !kernels.iter().any(|kernel| name(kernel).contains(self.only)) {
             return Ok(());
         }
-        let slots = self.rows * top;
+        let slots = rows * top;
         let stacked = |rows_each: usize, columns: usize, outputs: usize| -> Result<Experts> {
             let rows = experts * rows_each;
             let buffer = self.device.alloc(Purpose::Weights, format.matrix_bytes(rows, columns))?;
@@ -410,7 +433,7 @@ impl Bench<'_> {
         let (stride, inner_stride) = (round_up(hidden, STRIDE_MULTIPLE), round_up(inner, STRIDE_MULTIPLE));
         let (norm, scales) = (self.zeros(stride)?, self.zeros(experts)?);
         // Every expert gets its share of the rows, not quite the same.
-        let scores: Vec<f32> = (0..self.rows * experts)
+        let scores: Vec<f32> = (0..rows * experts)
             .map(|i| {
                 (i as u32).wrapping_mul(2_654_435_761).rotate_left(13).wrapping_mul(2_246_822_519) as f32
             })
@@ -418,9 +441,9 @@ impl Bench<'_> {
             .collect();
         let scores_buffer = self.zeros(scores.len())?;
         self.device.write(&scores_buffer, 0, bytemuck::cast_slice(&scores))?;
-        let routing = Routing::new(&self.device, experts, top, self.rows)?;
+        let routing = Routing::new(&self.device, experts, top, rows)?;
         let chosen = self.zeros(slots)?;
-        let (x, mlp) = (self.zeros(stride * self.rows)?, self.zeros(stride * self.rows)?);
+        let (x, mlp) = (self.zeros(stride * rows)?, self.zeros(stride * rows)?);
         let [packed, sums] = self.packed(slots, stride)?;
         let [inner_packed, inner_sums] = self.packed(slots, inner_stride)?;
         let out = self.zeros(stride * slots)?;
@@ -439,7 +462,7 @@ impl Bench<'_> {
             stride,
             epsilon: 1e-6,
         };
-        let (rows, device) = (self.rows, &self.device);
+        let device = &self.device;
         let launches = [
             self.kernels.route(device, &scores_buffer, experts, &scales, &chosen, &routing, rows)?,
             self.kernels.sort_rows(device, &chosen, &routing, rows)?,
@@ -466,6 +489,7 @@ impl Bench<'_> {
                 stride,
             )?,
             self.kernels.combine(device, &join, &routing, rows, &x)?,
+            self.kernels.add_experts(device, &out, stride, &routing, rows, &x, hidden, stride)?,
         ];
         let values = |floats: usize| (floats * 4) as f64;
         let product = |outputs: usize| 2.0 * slots as f64 * (outputs * hidden) as f64;
@@ -476,6 +500,7 @@ impl Bench<'_> {
             (gate_up.matrix.bytes() as f64, product(2 * inner)),
             (down.matrix.bytes() as f64, product(inner)),
             (values((slots + 3 * rows) * hidden), ((2 * slots + 12 * rows) * hidden) as f64),
+            (values((slots + 2 * rows) * hidden), ((2 * slots + rows) * hidden) as f64),
         ];
         for ((kernel, launch), (bytes, operations)) in kernels.into_iter().zip(launches).zip(costs) {
             self.line(&name(kernel), &[launch], bytes, operations)?;

@@ -13,8 +13,8 @@ mod weights;
 
 pub use causal::{Causal, LoadOptions, Logits};
 pub use config::{
-    CausalConfig, Divisors, ExpertsConfig, Family, FeedForward, LayerConfig, Rope, Scaling, Scores, SoftCaps,
-    Windows,
+    CausalConfig, Divisors, ExpertsConfig, Family, FeedForward, LatentConfig, LayerConfig, Rope, Routed,
+    Scaling, Scores, SoftCaps, Windows,
 };
 pub use error::ModelError;
 pub use plan::MemoryPlan;

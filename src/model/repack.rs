@@ -113,6 +113,7 @@ pub fn format_in_tiles(encoding: &Encoding) -> Format {
         Encoding::Ggml(ty) => format_of(*ty),
         Encoding::W4 { .. } | Encoding::ToW4 { .. } => Format::W4,
         Encoding::ToQ8(_) => Format::Q8_0,
+        Encoding::Turned(_) => Format::F32,
     }
 }
 
@@ -226,6 +227,7 @@ fn write_tile(part: &Rows, first: usize, out: &mut [u8]) -> Result<(), RepackErr
             }
             Ok(())
         }
+        Encoding::Turned(ty) => turned_rows(part, *ty, first, lanes, out),
         Encoding::ToQ8(from) => (0..lanes).try_for_each(|lane| q8_row(part, *from, first + lane, lane, out)),
         Encoding::ToW4 { from, group } => {
             for lane in 0..lanes {
@@ -234,6 +236,33 @@ fn write_tile(part: &Rows, first: usize, out: &mut [u8]) -> Result<(), RepackErr
             Ok(())
         }
     }
+}
+
+/// Puts rows `first..first + lanes` of a matrix that lies column after column into a tile of plain numbers.
+fn turned_rows(
+    part: &Rows,
+    ty: GgmlType,
+    first: usize,
+    lanes: usize,
+    out: &mut [u8],
+) -> Result<(), RepackError> {
+    let (block, block_bytes) = (ty.block_values(), ty.block_bytes());
+    // The blocks of a column that have these rows.
+    let (from, to) = (first / block, (first + lanes).div_ceil(block));
+    let mut values = vec![0f32; (to - from) * block];
+    let mut rows = vec![0f32; lanes * part.columns];
+    for column in 0..part.columns {
+        let bytes = row_of(part.bytes.as_ref(), column, part.rows / block * block_bytes);
+        dequantize(ty, &bytes[from * block_bytes..to * block_bytes], &mut values)?;
+        for lane in 0..lanes {
+            rows[lane * part.columns + column] = values[first - from * block + lane];
+        }
+    }
+    for (lane, row) in rows.chunks_exact(part.columns).enumerate() {
+        let bytes: Vec<u8> = row.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Format::F32.put_numbers(out, lane, &bytes);
+    }
+    Ok(())
 }
 
 /// Quantises a row of plain numbers to 8 bits on its way into a tile: scale = largest / 127 for each 32 columns, stored as
@@ -381,6 +410,36 @@ mod tests {
         let encoding = Encoding::W4 { scales: span(32..34), zeros: span(34..36), group: 64 };
         let rows = Rows { name: "gu_q".to_owned(), encoding, rows: 1, columns: 64, bytes: span(0..32) };
         (file, Blueprint { name: "a".to_owned(), parts: vec![rows], arrangement: Arrangement::Stacked })
+    }
+
+    #[test]
+    fn a_matrix_that_lies_column_after_column_is_turned() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (columns, rows) = (3, 20);
+        let value = |row: usize, column: usize| (100 * row + column) as f32;
+        let numbers = (0..columns).flat_map(|column| (0..rows).map(move |row| value(row, column)));
+        std::fs::write(file.path(), numbers.flat_map(f32::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+        let map = Arc::new(Mapping::open(file.path()).unwrap());
+        let bytes = Span::new(map, 0..columns * rows * 4).unwrap();
+        let lying = Rows {
+            name: "kv_b".to_owned(),
+            encoding: Encoding::Ggml(GgmlType::F32),
+            rows: columns,
+            columns: rows,
+            bytes,
+        };
+        let parts = vec![lying.turned().unwrap()];
+        let blueprint = Blueprint { name: "k_b".to_owned(), parts, arrangement: Arrangement::Stacked };
+        assert_eq!((blueprint.format(), blueprint.rows()), (Format::F32, ROW_MULTIPLE));
+        let mut out = vec![0; blueprint.bytes()];
+        blueprint.write(0, &mut out).unwrap();
+        let size = Format::F32.tile_bytes(columns);
+        for row in 0..rows {
+            for column in 0..columns {
+                let tile = &out[row / TILE * size..][..size];
+                assert_eq!(Format::F32.weight(tile, row % TILE, column), value(row, column));
+            }
+        }
     }
 
     #[test]

@@ -14,8 +14,8 @@ use crate::device::{Arg, Buffer, Device, DeviceError, Launch, Purpose};
 
 /// Positions per step of the kernel's running softmax; the cache is padded to whole steps.
 const TILE: usize = 64;
-/// Rows that one work-item of `attention` takes.
-const ROWS: usize = 8;
+/// Query heads of rows that one work-item of `attention` takes at most.
+const LOOKS: usize = 8;
 
 /// Index of the argument of [`Kernels::rotate_and_cache`] that holds the position of the first row.
 pub const ROTATE_START: usize = 12;
@@ -75,15 +75,18 @@ pub struct Cache {
     pub kind: CacheKind,
     /// `[kv head][position / 16][head size][16]`.
     pub keys: Buffer,
-    /// `[kv head][position][head size]`.
+    /// `[kv head][position][value size]`; the keys' buffer where the values are parts of the keys.
     pub values: Buffer,
     /// Positions it holds, a multiple of 64. Position p lies in slot p % capacity: with a window, what is out of sight
     /// may be written over.
     pub capacity: usize,
     /// Key-value heads.
     pub heads: usize,
-    /// Values a head.
+    /// Values of a key, and of a query.
     pub head_size: usize,
+    /// Values of a value head.
+    pub value_size: usize,
+    latent: bool,
 }
 
 impl Cache {
@@ -99,14 +102,50 @@ impl Cache {
         head_size: usize,
         positions: usize,
     ) -> Result<Self, DeviceError> {
-        let capacity = round_up(positions, TILE);
-        let bytes = Self::bytes(kind, heads, head_size, positions) / 2;
-        let keys = device.alloc(Purpose::KvCache, bytes)?;
-        let values = device.alloc(Purpose::KvCache, bytes)?;
-        Ok(Self { kind, keys, values, capacity, heads, head_size })
+        Self::with_value_size(device, kind, heads, head_size, head_size, positions)
     }
 
-    /// Keys and values of the positions `from..to`, each `[head][position][head size]`, as numbers. For tests and tools:
+    /// The same for value heads of another size than keys.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when it does not fit.
+    pub fn with_value_size(
+        device: &Device,
+        kind: CacheKind,
+        heads: usize,
+        head_size: usize,
+        value_size: usize,
+        positions: usize,
+    ) -> Result<Self, DeviceError> {
+        let capacity = round_up(positions, TILE);
+        let buffer = |size: usize| device.alloc(Purpose::KvCache, capacity * heads * size * kind.bytes());
+        let (keys, values) = (buffer(head_size)?, buffer(value_size)?);
+        Ok(Self { kind, keys, values, capacity, heads, head_size, value_size, latent: false })
+    }
+
+    /// One key head, whose first `value_size` values are the value of the position, too.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when it does not fit.
+    pub fn latent(
+        device: &Device,
+        kind: CacheKind,
+        head_size: usize,
+        value_size: usize,
+        positions: usize,
+    ) -> Result<Self, DeviceError> {
+        let capacity = round_up(positions, TILE);
+        let keys = device.alloc(Purpose::KvCache, capacity * head_size * kind.bytes())?;
+        let values = keys.clone();
+        Ok(Self { kind, keys, values, capacity, heads: 1, head_size, value_size, latent: true })
+    }
+
+    /// Whether a value is the first part of its key, rather than stored by itself.
+    pub fn values_in_keys(&self) -> bool {
+        self.latent
+    }
+
+    /// Keys and values of the positions `from..to`, each `[head][position][values of it]`, as numbers. For tests and tools:
     /// it waits for the device and copies much more than it shows.
     ///
     /// # Errors
@@ -125,20 +164,39 @@ impl Cache {
             })
         };
         let (keys, values) = (numbers(&self.keys)?, numbers(&self.values)?);
-        let (size, capacity) = (self.head_size, self.capacity);
-        let of = |value: &dyn Fn(usize, usize, usize) -> f32| {
+        let capacity = self.capacity;
+        let of = |size: usize, value: &dyn Fn(usize, usize, usize) -> f32| {
             (0..self.heads)
                 .flat_map(|head| (from..to).map(move |position| (head, position % capacity)))
                 .flat_map(|(head, slot)| (0..size).map(move |i| value(head, slot, i)))
                 .collect()
         };
+        let (key, value) = (self.head_size, self.value_size);
+        let key_at = |head, slot, i| keys[head * capacity * key + slot / 16 * key * 16 + i * 16 + slot % 16];
         Ok((
-            of(&|head, slot, i| keys[head * capacity * size + slot / 16 * size * 16 + i * 16 + slot % 16]),
-            of(&|head, slot, i| values[(head * capacity + slot) * size + i]),
+            of(key, &key_at),
+            if self.latent {
+                of(value, &key_at)
+            } else {
+                of(value, &|head, slot, i| values[(head * capacity + slot) * value + i])
+            },
         ))
     }
 
-    /// Bytes of a cache of that size.
+    pub(super) fn check(&self, op: &'static str) -> Result<(), OpsError> {
+        let (key, value) = (self.head_size, self.value_size);
+        check(op, key > 0 && value > 0 && key.is_multiple_of(16) && value.is_multiple_of(16), || {
+            format!("head sizes of {key} and {value} are not multiples of 16")
+        })?;
+        check(op, !self.latent || value <= key, || format!("values of {value} in keys of {key}"))
+    }
+
+    /// Bytes of a cache of latents.
+    pub fn latent_bytes(kind: CacheKind, head_size: usize, positions: usize) -> usize {
+        kind.bytes() * head_size * round_up(positions, TILE)
+    }
+
+    /// Bytes of a cache of that size, value heads being as large as keys.
     pub fn bytes(kind: CacheKind, heads: usize, head_size: usize, positions: usize) -> usize {
         2 * kind.bytes() * heads * head_size * round_up(positions, TILE)
     }
@@ -225,16 +283,16 @@ impl Kernels {
     ) -> Result<Launch, OpsError> {
         const OP: &str = "rotate_and_cache";
         let head = cache.head_size;
-        check(OP, head.is_multiple_of(16) && head > 0, || {
-            format!("a head size of {head} is not a multiple of 16")
-        })?;
+        cache.check(OP)?;
+        check(OP, !cache.latent, || "a latent cache has another kernel".to_owned())?;
         check(OP, 2 * rotation.half_rotated <= head, || {
             format!("{} rotated values in a head of {head}", 2 * rotation.half_rotated)
         })?;
         let kv_heads = if rotation.queries_only { 0 } else { cache.heads };
         let mut width = rotation.q_heads * head;
         if kv_heads > 0 {
-            width = width.max(rotation.k_at.max(rotation.v_at) + kv_heads * head);
+            width =
+                width.max(rotation.k_at + kv_heads * head).max(rotation.v_at + kv_heads * cache.value_size);
         }
         check(OP, rotation.stride >= width && rotation.qkv.size() >= rows * rotation.stride * 4, || {
             format!(
@@ -256,7 +314,7 @@ impl Kernels {
             | if rotation.value_norms { VALUE_NORMS } else { 0 }
             | rotation.bias.map_or(0, |_| BIAS);
         Ok(Launch::with_args(
-            &self.attention_kernel(device, head, cache.kind, OP)?,
+            &self.attention_kernel(device, cache, OP)?,
             &[
                 Arg::Buffer(rotation.qkv),
                 Arg::Buffer(rotation.angles),
@@ -282,6 +340,20 @@ impl Kernels {
         )?)
     }
 
+    /// Heads of a group and rows that one work-item of `attention` takes. A look costs less the more of them share what is
+    /// read and unpacked, as long as every compute unit has something to do; results are the same bits whatever is chosen.
+    fn looks(&self, kv_heads: usize, group: usize, rows: usize) -> (usize, usize) {
+        let time = |heads: usize, together: usize| {
+            let items = kv_heads * group.div_ceil(heads) * rows.div_ceil(together);
+            // Measured: what is shared is worth about two looks.
+            items.div_ceil(self.compute_units()) * (2 + heads * together)
+        };
+        let ways = (1..=group.min(LOOKS))
+            .rev()
+            .flat_map(|heads| (1..=rows.min(LOOKS / heads)).rev().map(move |together| (heads, together)));
+        ways.min_by_key(|&(heads, together)| time(heads, together)).unwrap_or((1, 1))
+    }
+
     /// Attention of `rows` consecutive rows over the cache; set argument [`ATTENTION_START`] to the position of the
     /// first row before each run.
     ///
@@ -295,7 +367,8 @@ impl Kernels {
         rows: usize,
     ) -> Result<Launch, OpsError> {
         const OP: &str = "attention";
-        let width = attention.q_heads * cache.head_size;
+        cache.check(OP)?;
+        let (width, out_width) = (attention.q_heads * cache.head_size, attention.q_heads * cache.value_size);
         check(OP, cache.heads > 0 && attention.q_heads.is_multiple_of(cache.heads), || {
             format!("{} query heads over {} key-value heads", attention.q_heads, cache.heads)
         })?;
@@ -303,10 +376,11 @@ impl Kernels {
             OP,
             attention.q.size() >= rows * attention.stride * 4
                 && attention.out.size() >= rows * attention.out_stride * 4
-                && attention.out_stride.min(attention.stride) >= width,
+                && attention.stride >= width
+                && attention.out_stride >= out_width,
             || {
                 format!(
-                    "{rows} rows of {width} values, strides {} and {}",
+                    "{rows} rows of {width} values to {out_width}, strides {} and {}",
                     attention.stride, attention.out_stride
                 )
             },
@@ -314,9 +388,11 @@ impl Kernels {
         check(OP, attention.softcap >= 0.0 && attention.softcap.is_finite(), || {
             format!("a soft cap of {}", attention.softcap)
         })?;
+        let group = attention.q_heads / cache.heads;
+        let (heads, rows_each) = self.looks(cache.heads, group, rows);
         let window = attention.window.unwrap_or(cache.capacity).min(cache.capacity);
         Ok(Launch::with_args(
-            &self.attention_kernel(device, cache.head_size, cache.kind, OP)?,
+            &self.attention_kernel(device, cache, OP)?,
             &[
                 Arg::Buffer(attention.q),
                 Arg::Buffer(&cache.keys),
@@ -328,19 +404,20 @@ impl Kernels {
                 Arg::I32(0),
                 Arg::I32(int(OP, "window", window)?),
                 Arg::I32(int(OP, "capacity", cache.capacity)?),
-                Arg::I32(int(OP, "heads of a group", attention.q_heads / cache.heads)?),
+                Arg::I32(int(OP, "heads of a group", group)?),
                 Arg::I32(if attention.canvas { int(OP, "rows", rows)? } else { 0 }),
                 Arg::F32(attention.scale),
                 Arg::F32(attention.softcap),
+                Arg::I32(int(OP, "heads at once", heads)?),
+                Arg::I32(int(OP, "rows at once", rows_each)?),
             ],
-            &[attention.q_heads, rows.div_ceil(ROWS)],
+            &[cache.heads * group.div_ceil(heads), rows.div_ceil(rows_each)],
             Some(&[1, 1]),
         )?)
     }
 }
 
-/// CPU reference: one query head that sees the positions `seen` of keys and values `[position][head size]` of its cache
-/// head, which are rounded as the cache does.
+/// CPU reference: one query head that sees the positions `seen` of the keys and values, by position, of its cache head, which are rounded as the cache does.
 pub fn attention_reference(
     kind: CacheKind,
     q: &[f32],
@@ -367,7 +444,8 @@ pub fn attention_reference(
     let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
     let total: f64 = weights.iter().sum();
-    (0..q.len())
+    let size = values.get(*seen.start()).map_or(0, Vec::len);
+    (0..size)
         .map(|i| seen.clone().zip(&weights).map(|(p, w)| w * rounded(values[p][i])).sum::<f64>() / total)
         .collect()
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use thiserror::Error;
 
-use super::{CacheKind, Format};
+use super::{Cache, CacheKind, Format};
 use crate::device::{Device, DeviceError, DeviceKind, Kernel, Program};
 
 const COMMON: &str = include_str!("../../cl/include/common.h");
@@ -27,6 +27,7 @@ const ROWS: &str = include_str!("../../cl/rows.cl");
 const PEAK: &str = include_str!("../../cl/peak.cl");
 const MOE: &str = include_str!("../../cl/moe.cl");
 const EXPERTS: &str = include_str!("../../cl/experts.cl");
+const LATENT: &str = include_str!("../../cl/latent.cl");
 const ATTENTION: &str = include_str!("../../cl/attention.cl");
 const STREAM: &str = include_str!("../../cl/stream.cl");
 
@@ -265,21 +266,35 @@ impl Kernels {
         })
     }
 
+    pub(super) fn latent_kernel(
+        &self,
+        device: &Device,
+        format: Format,
+        name: &str,
+    ) -> Result<Kernel, OpsError> {
+        self.kernel(device, ("latent", format as usize), name, || {
+            (format!("latent.cl ({})", format.name()), format!("{}{LATENT}", self.products_source(format)))
+        })
+    }
+
     pub(super) fn attention_kernel(
         &self,
         device: &Device,
-        head_size: usize,
-        kind: CacheKind,
+        cache: &Cache,
         name: &str,
     ) -> Result<Kernel, OpsError> {
-        let (part, define) = match kind {
-            CacheKind::F16 => ("attention", ""),
-            CacheKind::F32 => ("attention f32", "#define CACHE_F32\n"),
+        let (key, value) = (cache.head_size, cache.value_size);
+        let (part, define) = match (cache.kind, cache.values_in_keys()) {
+            (CacheKind::F16, false) => ("attention", ""),
+            (CacheKind::F32, false) => ("attention f32", "#define CACHE_F32\n"),
+            (CacheKind::F16, true) => ("latent attention", "#define VALUES_IN_KEYS\n"),
+            (CacheKind::F32, true) => ("latent attention f32", "#define VALUES_IN_KEYS\n#define CACHE_F32\n"),
         };
-        self.kernel(device, (part, head_size), name, || {
+        self.kernel(device, (part, key << 16 | value), name, || {
+            let transpose = if cache.values_in_keys() { TRANSPOSE } else { "" };
             (
-                format!("attention.cl (head size {head_size}, cache {kind})"),
-                format!("#define HEAD {head_size}\n{define}{COMMON}{ATTENTION}"),
+                format!("attention.cl (head size {key}:{value}, cache {})", cache.kind),
+                format!("#define HEAD {key}\n#define VALUE {value}\n{define}{COMMON}{transpose}{ATTENTION}"),
             )
         })
     }

@@ -9,6 +9,7 @@ mod choice;
 mod format;
 mod head;
 mod kernels;
+mod latent;
 mod matmul;
 mod moe;
 mod peak;
@@ -27,12 +28,17 @@ pub use head::{
     head_reference,
 };
 pub use kernels::{Kernels, OpsError, Products};
+pub use latent::{HeadMatrices, HeadRows, LATENT_START, LatentRotation};
 pub use matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
 pub use moe::{
-    COMBINE_SCALAR, CombineInput, Experts, Routing, combine_reference, expert_reference, route_reference,
+    COMBINE_SCALAR, CombineInput, ExpertChoice, ExpertGroups, Experts, Router, Routing, Scoring,
+    combine_reference, expert_reference, route_reference, router_reference,
 };
 pub use peak::{Peak, seconds};
-pub use self_test::{Heads, self_test, self_test_choice, self_test_head, self_test_moe, self_test_stream};
+pub use self_test::{
+    Heads, LatentHeads, self_test, self_test_choice, self_test_head, self_test_latent, self_test_moe,
+    self_test_products, self_test_router, self_test_stream,
+};
 pub use stream::{Join, Parts, cap_reference, gate_reference, join_reference, mix_reference};
 
 /// Values by which activation rows are padded: the widest block of a weight format.

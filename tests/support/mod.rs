@@ -11,8 +11,19 @@ use axe::model::{Causal, LoadOptions};
 use axe::ops::{CacheKind, Kernels};
 
 /// The causal families of which there is a tiny model.
-pub const FAMILIES: [&str; 9] =
-    ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "gemma4e"];
+pub const FAMILIES: [&str; 11] = [
+    "llama",
+    "llama3",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "gemma4e",
+    "deepseek2",
+];
 
 /// A file under tests/fixtures.
 pub fn fixture(name: &str) -> PathBuf {

@@ -110,7 +110,15 @@ impl ReferenceModel {
         }
     }
 
+    /// Whether keys and values of heads are made out of a latent.
+    fn latent(&self) -> bool {
+        self.architecture == "deepseek2"
+    }
+
     fn head_size(&self, layer: usize) -> usize {
+        if self.latent() {
+            return self.size("attention.key_length_mla");
+        }
         let of_sliding = self.optional_size("attention.key_length_swa", layer).filter(|_| self.slides(layer));
         of_sliding
             .or_else(|| self.optional_size("attention.key_length", layer))
@@ -154,7 +162,8 @@ impl ReferenceModel {
                 let (from, to) = (pair_at(32.0).floor().max(0.0), pair_at(1.0).ceil());
                 let to = to.min(2.0 * pairs as f64 - 1.0);
                 let share = ((pair as f64 - from) / (to - from)).clamp(0.0, 1.0);
-                (plain * (1.0 - share) + plain / factor * share, 0.1 * factor.ln() + 1.0)
+                let strength = if self.latent() { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+                (plain * (1.0 - share) + plain / factor * share, strength)
             }
             _ => (plain, 1.0),
         }
@@ -171,7 +180,11 @@ impl ReferenceModel {
             let (sin, cos) = (position as f64 * frequency).sin_cos();
             let (sin, cos) = (sin * strength, cos * strength);
             // Converters reorder the rows of llama's matrices so that pairs are neighbours.
-            let (a, b) = if self.architecture == "llama" { (2 * i, 2 * i + 1) } else { (i, i + half) };
+            let (a, b) = if ["llama", "deepseek2"].contains(&self.architecture.as_str()) {
+                (2 * i, 2 * i + 1)
+            } else {
+                (i, i + half)
+            };
             (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
         }
     }
@@ -197,7 +210,53 @@ impl ReferenceModel {
         normed.iter().enumerate().map(of).collect()
     }
 
+    /// Each head's keys and values, made out of the latent; what turns of a key is the same for all.
+    fn latent_keys_and_values(&self, layer: usize, normed: &Rows) -> (Heads, Heads) {
+        let part = |part: &str| self.rows(&format!("blk.{layer}.{part}.weight"));
+        let (down, norm) = (part("attn_kv_a_mqa"), part("attn_kv_a_norm").remove(0));
+        let (to_latent, to_values) = (part("attn_k_b"), part("attn_v_b"));
+        let (size, heads) = (norm.len(), self.size("attention.head_count"));
+        let of = |(position, x): (usize, &Vec<f64>)| -> (Rows, Rows) {
+            let made = product(&down, x);
+            let (latent, mut turning) = (self.norm(&made[..size], &norm), made[size..].to_vec());
+            self.rotate(&mut turning, position, layer);
+            let keys = to_latent.chunks_exact(size).map(|matrix| {
+                let plain =
+                    (0..matrix[0].len()).map(|i| matrix.iter().zip(&latent).map(|(row, v)| row[i] * v).sum());
+                plain.chain(turning.iter().copied()).collect()
+            });
+            let values = to_values.chunks_exact(to_values.len() / heads);
+            (keys.collect(), values.map(|matrix| product(matrix, &latent)).collect())
+        };
+        normed.iter().enumerate().map(of).unzip()
+    }
+
+    /// Each head's queries, of which the last values turn.
+    fn latent_queries(&self, layer: usize, normed: &Rows) -> Heads {
+        let part = |part: &str| self.rows(&format!("blk.{layer}.{part}.weight"));
+        let whole = self.has(&format!("blk.{layer}.attn_q.weight")).then(|| part("attn_q"));
+        let queries = |x: &[f64]| match &whole {
+            Some(whole) => product(whole, x),
+            None => {
+                let norm = part("attn_q_a_norm").remove(0);
+                product(&part("attn_q_b"), &self.norm(&product(&part("attn_q_a"), x), &norm))
+            }
+        };
+        let size = self.head_size(layer);
+        let turning = size - self.size("rope.dimension_count");
+        let of = |(position, x): (usize, &Vec<f64>)| -> Rows {
+            let all = queries(x);
+            let mut heads: Rows = all.chunks_exact(size).map(<[f64]>::to_vec).collect();
+            heads.iter_mut().for_each(|head| self.rotate(&mut head[turning..], position, layer));
+            heads
+        };
+        normed.iter().enumerate().map(of).collect()
+    }
+
     fn keys_and_values(&self, layer: usize, normed: &Rows) -> (Heads, Heads) {
+        if self.latent() {
+            return self.latent_keys_and_values(layer, normed);
+        }
         let norm = self.optional_vector(&format!("blk.{layer}.attn_k_norm.weight"));
         let keys = self.heads(layer, "attn_k", normed, |position, mut head| {
             head = norm.as_ref().map_or(head.clone(), |weight| self.norm(&head, weight));
@@ -215,13 +274,19 @@ impl ReferenceModel {
         let size = self.head_size(layer);
         let heads = self.optional_size("attention.head_count", layer).unwrap();
         let norm = self.optional_vector(&format!("blk.{layer}.attn_q_norm.weight"));
-        let queries = self.heads(layer, "attn_q", normed, |position, mut head| {
-            head = norm.as_ref().map_or(head.clone(), |weight| self.norm(&head, weight));
-            self.rotate(&mut head, position, layer);
-            head
-        });
+        let queries = match self.latent() {
+            true => self.latent_queries(layer, normed),
+            false => self.heads(layer, "attn_q", normed, |position, mut head| {
+                head = norm.as_ref().map_or(head.clone(), |weight| self.norm(&head, weight));
+                self.rotate(&mut head, position, layer);
+                head
+            }),
+        };
         let window = if self.slides(layer) { self.window() } else { usize::MAX };
-        let scale = if self.architecture == "gemma4" { 1.0 } else { 1.0 / (size as f64).sqrt() };
+        let mut scale = if self.architecture == "gemma4" { 1.0 } else { 1.0 / (size as f64).sqrt() };
+        if let Some(multiplier) = self.optional_number("rope.scaling.yarn_log_multiplier") {
+            scale *= (1.0 + multiplier * self.number("rope.scaling.factor").ln()).powi(2);
+        }
         let cap = self.optional_number("attn_logit_softcapping");
         let output = self.rows(&format!("blk.{layer}.attn_output.weight"));
         let attended = |position: usize| -> Vec<f64> {
@@ -237,7 +302,7 @@ impl ReferenceModel {
                     .collect();
                 let weights = softmax(&scores);
                 joined.extend(
-                    (0..size)
+                    (0..values[0][kv].len())
                         .map(|i| weights.iter().zip(values).map(|(w, value)| w * value[kv][i]).sum::<f64>()),
                 );
             }
@@ -264,6 +329,63 @@ impl ReferenceModel {
         let part = |part: &str| self.rows(&format!("blk.{layer}.{part}.weight"));
         let (gate, up, down) = (part("ffn_gate"), part("ffn_up"), part("ffn_down"));
         normed.iter().map(|x| self.gated(&gate, &up, &down, x)).collect()
+    }
+
+    /// What experts in place of a network make of rows, and what a network for all rows adds.
+    fn routed(&self, layer: usize, x: &Rows) -> Rows {
+        let part = |part: &str| self.rows(&format!("blk.{layer}.{part}.weight"));
+        let (hidden, inner) = (x[0].len(), self.size("expert_feed_forward_length"));
+        let (router, bias) =
+            (part("ffn_gate_inp"), self.optional_vector(&format!("blk.{layer}.exp_probs_b.bias")));
+        let (gate, up, down) = (part("ffn_gate_exps"), part("ffn_up_exps"), part("ffn_down_exps"));
+        let sigmoid = self.optional_size("expert_gating_func", layer) == Some(2);
+        let key = format!("{}.expert_weights_norm", self.architecture);
+        let renormalised =
+            self.gguf.metadata().bool(&key).unwrap().unwrap_or(self.architecture == "qwen3moe");
+        let scale = self.optional_number("expert_weights_scale").unwrap_or(1.0);
+        let groups = self.optional_size("expert_group_count", layer).unwrap_or(1);
+        let used = self.optional_size("expert_group_used_count", layer).unwrap_or(groups);
+        let falling = |values: &[f64]| -> Vec<usize> {
+            let mut order: Vec<usize> = (0..values.len()).collect();
+            order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
+            order
+        };
+        let shared = self
+            .has(&format!("blk.{layer}.ffn_gate_shexp.weight"))
+            .then(|| [part("ffn_gate_shexp"), part("ffn_up_shexp"), part("ffn_down_shexp")]);
+        let row = |x: &Vec<f64>| -> Vec<f64> {
+            let logits = product(&router, x);
+            let scores: Vec<f64> = match sigmoid {
+                true => logits.iter().map(|v| 1.0 / (1.0 + (-v).exp())).collect(),
+                false => softmax(&logits),
+            };
+            let mut by = scores.clone();
+            if let Some(bias) = &bias {
+                by.iter_mut().zip(bias).for_each(|(by, bias)| *by += bias);
+            }
+            let size = by.len() / groups;
+            let values: Vec<f64> = by
+                .chunks_exact(size)
+                .map(|group| falling(group).iter().take(if sigmoid { 2 } else { 1 }).map(|&e| group[e]).sum())
+                .collect();
+            for &group in &falling(&values)[used..] {
+                by[group * size..][..size].fill(f64::NEG_INFINITY);
+            }
+            let chosen = &falling(&by)[..self.size("expert_used_count")];
+            let total: f64 = if renormalised { chosen.iter().map(|&e| scores[e]).sum() } else { 1.0 };
+            let mut sum = match &shared {
+                Some([gate, up, down]) => self.gated(gate, up, down, x),
+                None => vec![0.0; hidden],
+            };
+            for &expert in chosen {
+                let rows = |all: &Rows, each: usize| all[expert * each..][..each].to_vec();
+                let made = self.gated(&rows(&gate, inner), &rows(&up, inner), &rows(&down, hidden), x);
+                let weight = scores[expert] / total * scale;
+                sum.iter_mut().zip(made).for_each(|(sum, made)| *sum += weight * made);
+            }
+            sum
+        };
+        x.iter().map(row).collect()
     }
 
     /// What the experts make of rows, which they norm themselves.
@@ -345,8 +467,12 @@ impl ReferenceModel {
             });
             let branch = self.attention(layer, &normed, &caches[layer]);
             add(&mut x, &norm_if(branch, "post_attention_norm"));
-            let mut branch = self.dense(layer, &norm(&x, "ffn_norm"));
-            if self.has(&name("ffn_gate_inp")) {
+            let normed = norm(&x, "ffn_norm");
+            let mut branch = match self.has(&name("ffn_gate")) {
+                true => self.dense(layer, &normed),
+                false => self.routed(layer, &normed),
+            };
+            if self.has(&name("ffn_gate")) && self.has(&name("ffn_gate_inp")) {
                 branch = norm(&branch, "post_ffw_norm_1");
                 add(&mut branch, &norm(&self.experts(layer, &x), "post_ffw_norm_2"));
             }

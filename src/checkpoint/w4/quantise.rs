@@ -89,6 +89,7 @@ pub fn dequantise_row(rows: &Rows, row: usize, out: &mut [f32]) -> Result<(), Qu
         &Encoding::Ggml(ty) | &Encoding::ToW4 { from: ty, .. } | &Encoding::ToQ8(ty) => {
             dequantize(ty, part.bytes.as_ref(), out)
         }
+        Encoding::Turned(_) => Err(wrong()),
         Encoding::W4 { scales, zeros, group } => {
             let scales = scales.as_ref().chunks_exact(2).zip(zeros.as_ref().chunks_exact(2));
             let groups = out.chunks_mut(*group).zip(part.bytes.as_ref().chunks(*group / 2));

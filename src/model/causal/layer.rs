@@ -51,6 +51,9 @@ impl Loader<'_> {
             angles: self.angles[config.rope].clone(),
             cache: match shared {
                 Some(cache) => cache,
+                None if config.latent.is_some() => {
+                    Cache::latent(self.device, kind, config.key_size, config.value_size, positions)?
+                }
                 None => Cache::new(self.device, kind, config.kv_heads, config.key_size, positions)?,
             },
             config: config.clone(),

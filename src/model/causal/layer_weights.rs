@@ -4,10 +4,12 @@ use crate::model::gate_up::GateUp;
 
 /// Matrices `M` and vectors `V` of a layer.
 pub(super) struct LayerWeights<M, V> {
-    /// Query, key and value matrices, those of one format joined; each with its first value in the qkv row.
+    /// Query, key and value matrices, those of one format joined; each with its first value in the qkv row. None where
+    /// heads see a latent.
     pub(super) qkv: Vec<(M, usize)>,
     /// Laid out as a qkv row.
     pub(super) qkv_bias: Option<V>,
+    pub(super) latent: Option<LatentWeights<M, V>>,
     pub(super) output: M,
     pub(super) attention_norm: V,
     /// Of queries and of keys.
@@ -15,25 +17,55 @@ pub(super) struct LayerWeights<M, V> {
     /// Of attention and of the feed-forward network.
     pub(super) branch_norms: Option<(V, V)>,
     pub(super) feed_forward_norm: V,
-    pub(super) gate_up: GateUp<M>,
-    pub(super) down: M,
+    /// The network that all rows go to.
+    pub(super) dense: Option<DenseWeights<M>>,
     pub(super) experts: Option<ExpertWeights<M, V>>,
     pub(super) input: Option<InputWeights<M, V>>,
     /// Factor of what the layer leaves.
     pub(super) scale: f32,
 }
 
-/// Experts beside a dense network.
+/// Heads that see one latent.
+pub(super) struct LatentWeights<M, V> {
+    /// From the stream to the queries, or to the latent that they are made out of.
+    pub(super) query: M,
+    /// Norm of that latent, and from there to the queries.
+    pub(super) query_latent: Option<(V, M)>,
+    /// From the stream to the latent of keys and values, and to what turns of the keys.
+    pub(super) key: M,
+    /// Norm of the latent.
+    pub(super) norm: V,
+    /// For each head, from a query's plain values to what meets the latent.
+    pub(super) to_latent: M,
+    /// For each head, from a sum of latents to values.
+    pub(super) from_latent: M,
+}
+
+/// A gated network.
+pub(super) struct DenseWeights<M> {
+    pub(super) gate_up: GateUp<M>,
+    pub(super) down: M,
+}
+
+/// Experts, and their router.
 pub(super) struct ExpertWeights<M, V> {
+    pub(super) router: M,
+    /// Added to scores for the choice.
+    pub(super) choice_bias: Option<V>,
+    pub(super) gate_up: M,
+    pub(super) down: M,
+    /// What they have beside a dense network that gets a branch of its own.
+    pub(super) beside: Option<BesideWeights<V>>,
+}
+
+/// Norms of experts and of the dense network beside them.
+pub(super) struct BesideWeights<V> {
     /// Norm of the router's input, with all its factors.
     pub(super) router_norm: V,
-    pub(super) router: M,
     /// Factor of each expert's result.
     pub(super) scales: V,
     /// Norm of the experts' input.
     pub(super) norm: V,
-    pub(super) gate_up: M,
-    pub(super) down: M,
     /// Norm of what the dense network makes.
     pub(super) dense_branch_norm: V,
     /// Norm of what the experts make together.
@@ -61,17 +93,33 @@ impl<M, V> LayerWeights<M, V> {
             head_norms: pair(&self.head_norms),
             branch_norms: pair(&self.branch_norms),
             feed_forward_norm: vector(&self.feed_forward_norm),
-            gate_up: self.gate_up.map(&matrix),
-            down: matrix(&self.down),
+            latent: self.latent.as_ref().map(|latent| LatentWeights {
+                query: matrix(&latent.query),
+                query_latent: latent
+                    .query_latent
+                    .as_ref()
+                    .map(|(norm, product)| (vector(norm), matrix(product))),
+                key: matrix(&latent.key),
+                norm: vector(&latent.norm),
+                to_latent: matrix(&latent.to_latent),
+                from_latent: matrix(&latent.from_latent),
+            }),
+            dense: self
+                .dense
+                .as_ref()
+                .map(|dense| DenseWeights { gate_up: dense.gate_up.map(&matrix), down: matrix(&dense.down) }),
             experts: self.experts.as_ref().map(|experts| ExpertWeights {
-                router_norm: vector(&experts.router_norm),
                 router: matrix(&experts.router),
-                scales: vector(&experts.scales),
-                norm: vector(&experts.norm),
+                choice_bias: experts.choice_bias.as_ref().map(&vector),
                 gate_up: matrix(&experts.gate_up),
                 down: matrix(&experts.down),
-                dense_branch_norm: vector(&experts.dense_branch_norm),
-                branch_norm: vector(&experts.branch_norm),
+                beside: experts.beside.as_ref().map(|beside| BesideWeights {
+                    router_norm: vector(&beside.router_norm),
+                    scales: vector(&beside.scales),
+                    norm: vector(&beside.norm),
+                    dense_branch_norm: vector(&beside.dense_branch_norm),
+                    branch_norm: vector(&beside.branch_norm),
+                }),
             }),
             input: self.input.as_ref().map(|input| InputWeights {
                 gate: matrix(&input.gate),

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::config::CausalConfig;
+use super::config::{CausalConfig, ExpertsConfig};
 use super::error::ModelError;
 use super::pass::Pass;
 use super::plan::MemoryPlan;
@@ -22,8 +22,8 @@ use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device};
 use crate::ops::{
-    CacheKind, Format, Kernels, Matrix, RowTop, read_choices, self_test, self_test_choice, self_test_moe,
-    self_test_stream,
+    CacheKind, Format, Kernels, LatentHeads, Matrix, RowTop, read_choices, self_test, self_test_choice,
+    self_test_latent, self_test_moe, self_test_products, self_test_router, self_test_stream,
 };
 use layer::{Layer, Loader};
 use parts::Parts;
@@ -140,6 +140,25 @@ impl Causal {
         }
         self_test_choice(&device, &kernels)?;
         self_test_moe(&device, &kernels, &parts.expert_formats())?;
+        for layer in config.layers.iter().filter(|layer| layer.latent.is_some()).take(1) {
+            let rope = &config.ropes[layer.rope];
+            let heads = LatentHeads {
+                size: layer.value_size,
+                turns: layer.key_size - layer.value_size,
+                pairing: rope.pairing,
+                cache: options.cache,
+            };
+            self_test_products(&device, &kernels, &formats)?;
+            self_test_latent(&device, &kernels, &parts.head_formats(), &heads)?;
+        }
+        let routed = parts.layers.iter().zip(&config.layers).find_map(|(weights, layer)| {
+            let biased = weights.experts.as_ref()?.choice_bias.is_some();
+            layer.feed_forward.experts().map(|experts| (experts, biased))
+        });
+        if let Some((experts, biased)) = routed {
+            let ExpertsConfig { choice, count, used, .. } = experts;
+            self_test_router(&device, &kernels, choice, *count, *used, biased)?;
+        }
         if config.needs_stream_kernels() {
             self_test_stream(&device, &kernels, config.family.activation)?;
         }

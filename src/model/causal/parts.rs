@@ -2,17 +2,19 @@
 
 use super::LoadOptions;
 use super::finder::{Finder, same_format};
-use super::layer_weights::{ExpertWeights, InputWeights, LayerWeights};
+use super::layer_weights::{
+    BesideWeights, DenseWeights, ExpertWeights, InputWeights, LatentWeights, LayerWeights,
+};
 use super::scratch::{QkvPlaces, Scratch, ScratchRows, Strides};
 use super::tables::{self, angle_bytes};
 use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::rows::Rows;
-use crate::model::config::{CausalConfig, ExpertsConfig, LayerConfig};
+use crate::model::config::{CausalConfig, ExpertsConfig, FeedForward, LatentConfig, LayerConfig};
 use crate::model::error::ModelError;
 use crate::model::gate_up::GateUp;
 use crate::model::plan::MemoryPlan;
 use crate::model::repack::{Arrangement, Blueprint};
-use crate::ops::{Cache, Format, STRIDE_MULTIPLE, round_up};
+use crate::ops::{Cache, Format, STRIDE_MULTIPLE, Scoring, round_up};
 
 /// The matrices and vectors that a file gives, and which of them belong where.
 pub(super) struct Parts {
@@ -78,9 +80,23 @@ impl Parts {
         formats
     }
 
+    /// The kernels' formats of heads' own matrices.
+    pub(super) fn head_formats(&self) -> Vec<Format> {
+        let latents = self.layers.iter().filter_map(|layer| layer.latent.as_ref());
+        let matrices = latents.flat_map(|latent| [latent.to_latent, latent.from_latent]);
+        let mut formats: Vec<Format> = matrices.map(|matrix| self.blueprints[matrix].format()).collect();
+        formats.sort_unstable();
+        formats.dedup();
+        formats
+    }
+
     /// Rows of the scratch buffers: only what these layers use.
     pub(super) fn scratch_rows(&self, config: &CausalConfig, pass: usize, logits: usize) -> ScratchRows {
-        let apart = self.layers.iter().any(|layer| matches!(layer.gate_up, GateUp::Apart(..)));
+        let apart = self
+            .layers
+            .iter()
+            .filter_map(|layer| layer.dense.as_ref())
+            .any(|dense| matches!(dense.gate_up, GateUp::Apart(..)));
         ScratchRows {
             pass,
             branch: if config.family.branch_norms { pass } else { 1 },
@@ -99,6 +115,9 @@ impl Parts {
         let vector = |values: &Vec<f32>| round_up(values.len(), STRIDE_MULTIPLE) * 4;
         let cache = |layer: &LayerConfig| match layer.kv_from {
             Some(_) => 0,
+            None if layer.latent.is_some() => {
+                Cache::latent_bytes(options.cache, layer.key_size, options.context)
+            }
             None => Cache::bytes(options.cache, layer.kv_heads, layer.key_size, options.context),
         };
         MemoryPlan {
@@ -137,10 +156,11 @@ impl Layer<'_, '_> {
     fn weights(mut self) -> Result<LayerWeights<usize, usize>, ModelError> {
         let family = self.config.family;
         let layer = &self.config.layers[self.index];
-        let (hidden, inner) = (self.config.hidden, layer.feed_forward.inner());
-        let qkv = self.qkv(layer)?;
+        let hidden = self.config.hidden;
+        let latent = layer.latent.as_ref().map(|latent| self.latent(layer, latent)).transpose()?;
+        let qkv = if latent.is_some() { Vec::new() } else { self.qkv(layer)? };
         let qkv_bias = if family.qkv_biases { Some(self.qkv_bias(layer)?) } else { None };
-        let output = self.matrix("attn_output", layer.attended_width(), hidden)?;
+        let output = self.matrix("attn_output", layer.output_width(), hidden)?;
         let attention_norm = self.vector("attn_norm", hidden)?;
         let head_norms = match (family.head_norms, layer.kv_from) {
             (false, _) => None,
@@ -160,10 +180,19 @@ impl Layer<'_, '_> {
             false => None,
         };
         let feed_forward_norm = self.vector("ffn_norm", hidden)?;
-        let (gate, up) = (self.rows("ffn_gate", hidden, inner)?, self.rows("ffn_up", hidden, inner)?);
-        let gate_up = self.finder.gate_up(&self.name("ffn_gate_up"), gate, up)?;
-        let down = self.matrix("ffn_down", inner, hidden)?;
-        let experts = layer.feed_forward.experts().map(|experts| self.experts(experts)).transpose()?;
+        let dense = match layer.feed_forward {
+            FeedForward::Experts { shared: 0, .. } => None,
+            FeedForward::Experts { shared, .. } => Some(self.dense("_shexp", shared)?),
+            FeedForward::Dense { inner } | FeedForward::Both { inner, .. } => Some(self.dense("", inner)?),
+        };
+        let experts = match layer.feed_forward {
+            FeedForward::Dense { .. } => None,
+            FeedForward::Both { experts, .. } => {
+                let beside = self.beside(&experts)?;
+                Some(self.experts(&experts, Some(beside))?)
+            }
+            FeedForward::Experts { experts, .. } => Some(self.experts(&experts, None)?),
+        };
         let input = match self.config.layer_input {
             0 => None,
             size => Some(InputWeights {
@@ -176,13 +205,13 @@ impl Layer<'_, '_> {
         Ok(LayerWeights {
             qkv,
             qkv_bias,
+            latent,
             output,
             attention_norm,
             head_norms,
             branch_norms,
             feed_forward_norm,
-            gate_up,
-            down,
+            dense,
             experts,
             input,
             scale,
@@ -249,7 +278,76 @@ impl Layer<'_, '_> {
         Ok(self.finder.keep(bias))
     }
 
-    fn experts(&mut self, experts: &ExpertsConfig) -> Result<ExpertWeights<usize, usize>, ModelError> {
+    /// The heads' matrices. Older files have one for keys and values of all heads; what makes keys is turned then, so that
+    /// it can be applied to queries.
+    fn latent(
+        &mut self,
+        layer: &LayerConfig,
+        latent: &LatentConfig,
+    ) -> Result<LatentWeights<usize, usize>, ModelError> {
+        let (hidden, heads) = (self.config.hidden, layer.heads);
+        let queries = heads * latent.query_head();
+        let (query, query_latent) = match latent.query {
+            None => (self.matrix("attn_q", hidden, queries)?, None),
+            Some(size) => {
+                let norm = self.vector("attn_q_a_norm", size)?;
+                (
+                    self.matrix("attn_q_a", hidden, size)?,
+                    Some((norm, self.matrix("attn_q_b", size, queries)?)),
+                )
+            }
+        };
+        let key = self.matrix("attn_kv_a_mqa", hidden, latent.size + latent.turns)?;
+        let norm = self.vector("attn_kv_a_norm", latent.size)?;
+        let joined = self.name("attn_kv_b.weight");
+        let (to_latent, from_latent) = if self.finder.has(&joined) {
+            let each = latent.plain + latent.value;
+            let all = self.finder.rows(&joined, latent.size, heads * each)?;
+            let part = |first, count| all.part(first, count);
+            let parts = (0..heads)
+                .map(|head| {
+                    let keys = part(head * each, latent.plain)?.turned()?;
+                    Some((keys, part(head * each + latent.plain, latent.value)?))
+                })
+                .collect::<Option<Vec<_>>>();
+            parts.map(|parts| parts.into_iter().unzip()).ok_or_else(|| {
+                self.finder.unsupported(format!("tensor {joined} is shorter than its shape says"))
+            })?
+        } else {
+            let (keys, values) = (self.name("attn_k_b.weight"), self.name("attn_v_b.weight"));
+            (
+                self.finder.matrices(&keys, latent.plain, latent.size, heads)?,
+                self.finder.matrices(&values, latent.size, latent.value, heads)?,
+            )
+        };
+        Ok(LatentWeights {
+            query,
+            query_latent,
+            key,
+            norm,
+            to_latent: self.finder.matrix(self.name("heads to latent"), to_latent, Arrangement::Stacked)?,
+            from_latent: self.finder.matrix(
+                self.name("heads from latent"),
+                from_latent,
+                Arrangement::Stacked,
+            )?,
+        })
+    }
+
+    /// A gated network, whose tensors' names end in `suffix`.
+    fn dense(&mut self, suffix: &str, inner: usize) -> Result<DenseWeights<usize>, ModelError> {
+        let hidden = self.config.hidden;
+        let gate = self.rows(&format!("ffn_gate{suffix}"), hidden, inner)?;
+        let up = self.rows(&format!("ffn_up{suffix}"), hidden, inner)?;
+        let gate_up = self.finder.gate_up(&self.name(&format!("ffn_gate_up{suffix}")), gate, up)?;
+        Ok(DenseWeights { gate_up, down: self.matrix(&format!("ffn_down{suffix}"), inner, hidden)? })
+    }
+
+    fn experts(
+        &mut self,
+        experts: &ExpertsConfig,
+        beside: Option<BesideWeights<usize>>,
+    ) -> Result<ExpertWeights<usize, usize>, ModelError> {
         let hidden = self.config.hidden;
         let ExpertsConfig { count, inner, .. } = *experts;
         let named = |layer: &Self, part: &str| layer.name(&format!("{part}.weight"));
@@ -272,16 +370,24 @@ impl Layer<'_, '_> {
         let gate_up = self.finder.matrix(self.name("experts gate_up"), gate_up, Arrangement::Paired)?;
         let down = self.finder.matrices(&named(self, "ffn_down_exps"), inner, hidden, count)?;
         let down = self.finder.matrix(self.name("experts down"), down, Arrangement::Stacked)?;
+        let bias = self.name("exp_probs_b.bias");
+        let choice_bias = match self.finder.has(&bias) && experts.choice.scoring == Scoring::Sigmoid {
+            true => Some(self.finder.vector(&bias, count)?),
+            false => None,
+        };
+        let router = self.matrix("ffn_gate_inp", hidden, count)?;
+        Ok(ExpertWeights { router, choice_bias, gate_up, down, beside })
+    }
+
+    fn beside(&mut self, experts: &ExpertsConfig) -> Result<BesideWeights<usize>, ModelError> {
+        let hidden = self.config.hidden;
         let mut router_norm = self.finder.values(&self.name("ffn_gate_inp.scale"), hidden)?;
         let root = (hidden as f32).sqrt();
         router_norm.iter_mut().for_each(|scale| *scale /= root);
-        Ok(ExpertWeights {
+        Ok(BesideWeights {
             router_norm: self.finder.keep(router_norm),
-            router: self.matrix("ffn_gate_inp", hidden, count)?,
-            scales: self.finder.vector(&self.name("ffn_down_exps.scale"), count)?,
+            scales: self.finder.vector(&self.name("ffn_down_exps.scale"), experts.count)?,
             norm: self.vector("pre_ffw_norm_2", hidden)?,
-            gate_up,
-            down,
             dense_branch_norm: self.vector("post_ffw_norm_1", hidden)?,
             branch_norm: self.vector("post_ffw_norm_2", hidden)?,
         })

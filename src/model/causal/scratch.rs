@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::device::{Buffer, Device, Purpose};
-use crate::model::config::{CausalConfig, ExpertsConfig, LayerConfig};
+use crate::model::config::{CausalConfig, ExpertsConfig, LatentConfig, LayerConfig};
 use crate::model::error::ModelError;
 use crate::ops::{Products, ROW_MULTIPLE, Routing, STRIDE_MULTIPLE, choice_values, round_up};
 
@@ -14,6 +14,8 @@ pub(super) struct Scratch {
     pub(super) qkv: Buffer,
     /// What attention leaves, for layers of each width.
     pub(super) attended: ByWidth,
+    /// What heads that see a latent make of it.
+    pub(super) values: ByWidth,
     pub(super) branch: Buffer,
     /// Gates whose matrix is not joined with up's, for networks of each inner width.
     pub(super) gate: ByWidth,
@@ -25,6 +27,7 @@ pub(super) struct Scratch {
     pub(super) choices: Buffer,
     pub(super) experts: Option<ExpertScratch>,
     pub(super) inputs: Option<InputScratch>,
+    pub(super) latent: Option<LatentScratch>,
 }
 
 /// The way of rows to experts and back.
@@ -41,6 +44,46 @@ pub(super) struct ExpertScratch {
     pub(super) inner: Buffer,
     pub(super) inner_sums: Buffer,
     pub(super) out: Buffer,
+}
+
+/// Heads on their way to a latent and back.
+pub(super) struct LatentScratch {
+    /// Queries as their matrix makes them.
+    pub(super) queries: Buffer,
+    pub(super) queries_stride: usize,
+    /// The latent that they are made out of.
+    pub(super) query_latent: Buffer,
+    pub(super) query_latent_stride: usize,
+    /// Packed heads of rows.
+    pub(super) packed: Buffer,
+    pub(super) sums: Buffer,
+}
+
+impl LatentScratch {
+    /// Bytes of queries, of their latent, of packed heads and their sums.
+    fn sizes(heads: usize, latent: &LatentConfig, rows: usize) -> [usize; 4] {
+        let widest = stride_of(latent.plain.max(latent.size));
+        let products = Products::Vector;
+        [
+            rows * stride_of(heads * latent.query_head()),
+            rows * stride_of(latent.query.unwrap_or(1)),
+            products.packed_values(rows * heads, widest),
+            products.sums_values(rows * heads, widest),
+        ]
+        .map(|values| values * 4)
+    }
+
+    fn new(device: &Device, heads: usize, latent: &LatentConfig, rows: usize) -> Result<Self, ModelError> {
+        let [queries, query_latent, packed, sums] = Self::sizes(heads, latent, rows);
+        Ok(Self {
+            queries: zeros(device, queries)?,
+            queries_stride: stride_of(heads * latent.query_head()),
+            query_latent: zeros(device, query_latent)?,
+            query_latent_stride: stride_of(latent.query.unwrap_or(1)),
+            packed: zeros(device, packed)?,
+            sums: zeros(device, sums)?,
+        })
+    }
 }
 
 /// Inputs that layers have of their own.
@@ -178,11 +221,15 @@ impl Scratch {
         let ScratchRows { pass, branch, gate, logits } = rows;
         Self::sizes(strides, rows).iter().sum::<usize>()
             + ByWidth::bytes(&strides.attended, pass)
+            + ByWidth::bytes(&strides.values, pass)
             + ByWidth::bytes(&strides.inner, gate)
             + ByWidth::bytes(&strides.inner, pass)
             + (strides.hidden * (pass + 2 * branch) + strides.logits * logits + choice_values(logits)) * 4
-            + strides.experts.map_or(0, |experts| ExpertScratch::bytes(&experts, strides.values, pass))
+            + strides.experts.map_or(0, |experts| ExpertScratch::bytes(&experts, strides.stream, pass))
             + strides.inputs.map_or(0, |size| InputScratch::bytes(size, strides.layers, pass))
+            + strides
+                .latent
+                .map_or(0, |(heads, latent)| LatentScratch::sizes(heads, &latent, pass).iter().sum())
     }
 
     /// Bytes of the rows of queries, keys and values, of packed rows and of their sums.
@@ -199,6 +246,7 @@ impl Scratch {
             residual: [stream(pass)?, stream(branch)?],
             qkv: zeros(device, qkv)?,
             attended: ByWidth::new(device, &strides.attended, pass)?,
+            values: ByWidth::new(device, &strides.values, pass)?,
             branch: stream(branch)?,
             gate: ByWidth::new(device, &strides.inner, gate)?,
             inner: ByWidth::new(device, &strides.inner, pass)?,
@@ -208,11 +256,15 @@ impl Scratch {
             choices: zeros(device, choice_values(logits) * 4)?,
             experts: strides
                 .experts
-                .map(|experts| ExpertScratch::new(device, &experts, strides.values, pass))
+                .map(|experts| ExpertScratch::new(device, &experts, strides.stream, pass))
                 .transpose()?,
             inputs: strides
                 .inputs
                 .map(|size| InputScratch::new(device, size, strides.layers, pass))
+                .transpose()?,
+            latent: strides
+                .latent
+                .map(|(heads, latent)| LatentScratch::new(device, heads, &latent, pass))
                 .transpose()?,
         })
     }
@@ -226,14 +278,18 @@ pub(super) struct Strides {
     pub(super) logits: usize,
     /// Widths of what attention leaves, each once.
     attended: Vec<usize>,
+    /// Widths of what heads that see a latent make of it, each once.
+    values: Vec<usize>,
     /// Inner widths of dense networks, each once.
     inner: Vec<usize>,
     /// The experts of the layers that have any.
     experts: Option<ExpertsConfig>,
     /// Values of the input that each layer has of its own.
     inputs: Option<usize>,
+    /// Heads that see a latent, the most of a layer.
+    latent: Option<(usize, LatentConfig)>,
     /// Values of the stream, and layers.
-    values: usize,
+    stream: usize,
     layers: usize,
 }
 
@@ -262,7 +318,8 @@ impl QkvPlaces {
 impl Strides {
     pub(super) fn new(config: &CausalConfig) -> Self {
         let each = |of: &dyn Fn(&LayerConfig) -> usize| {
-            let mut widths: Vec<usize> = config.layers.iter().map(of).collect();
+            let widths = config.layers.iter().map(of);
+            let mut widths: Vec<usize> = widths.filter(|&width| width > 0).collect();
             widths.sort_unstable();
             widths.dedup();
             widths
@@ -273,17 +330,24 @@ impl Strides {
             qkv: stride_of(qkv),
             logits: round_up(config.vocabulary, ROW_MULTIPLE),
             attended: each(&LayerConfig::attended_width),
+            values: each(&|layer| layer.latent.map_or(0, |_| layer.output_width())),
             inner: each(&|layer| layer.feed_forward.inner()),
             experts: config.layers.iter().find_map(|layer| layer.feed_forward.experts().copied()),
             inputs: Some(config.layer_input).filter(|&size| size > 0),
-            values: config.hidden,
+            latent: config
+                .layers
+                .iter()
+                .filter_map(|layer| Some((layer.heads, layer.latent?)))
+                .max_by_key(|(heads, _)| *heads),
+            stream: config.hidden,
             layers: config.layers.len(),
         }
     }
 
     /// The stride of the widest rows that go into a product.
     fn widest_input(&self) -> usize {
-        let widths = self.attended.iter().chain(&self.inner);
-        widths.map(|&width| stride_of(width)).max().unwrap_or(0).max(self.hidden)
+        let widths = self.attended.iter().chain(&self.values).chain(&self.inner);
+        let query = self.latent.and_then(|(_, latent)| latent.query).map_or(0, stride_of);
+        widths.map(|&width| stride_of(width)).max().unwrap_or(0).max(self.hidden).max(query)
     }
 }

@@ -38,6 +38,10 @@ pub struct Family {
 
     /// Branches are normed before they join the residual stream.
     pub branch_norms: bool,
+    /// Layers have experts in place of a network, all but the first few that the file may name.
+    pub experts: Option<Routed>,
+    /// Keys and values of all heads are made out of one latent.
+    pub latent: bool,
     /// A layer may have experts beside its dense network, if the file has any.
     pub experts_beside: bool,
     /// What a layer leaves may have a factor.
@@ -65,6 +69,13 @@ pub enum Windows {
         /// Base of their rotary embedding where the file says nothing.
         rope_base: f32,
     },
+}
+
+/// How a family's routers choose where the file says nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Routed {
+    /// The weights of the chosen are divided by their sum.
+    pub renormalised: bool,
 }
 
 /// What scores are multiplied by.
@@ -109,6 +120,8 @@ const PLAIN: Family = Family {
     raw_key_values: false,
     shared_caches: false,
     branch_norms: false,
+    experts: None,
+    latent: false,
     experts_beside: false,
     layer_scales: false,
     layer_inputs: false,
@@ -132,6 +145,20 @@ static FAMILIES: &[Family] = &[
     // Qwen2 and Qwen2.5.
     Family { architecture: "qwen2", qkv_biases: true, ..PLAIN },
     Family { architecture: "qwen3", head_norms: true, ..PLAIN },
+    Family {
+        architecture: "qwen3moe",
+        head_norms: true,
+        experts: Some(Routed { renormalised: true }),
+        ..PLAIN
+    },
+    // DeepSeek V2, V3, R1, and others of that shape.
+    Family {
+        architecture: "deepseek2",
+        interleaved: true,
+        latent: true,
+        experts: Some(Routed { renormalised: false }),
+        ..PLAIN
+    },
     Family {
         architecture: "gemma2",
         // Its files do not have the key.

@@ -4,11 +4,13 @@
 mod attention;
 mod families;
 mod feed_forward;
+mod latent;
 mod reader;
 mod rope;
 
-pub use families::{Family, Scores, SoftCaps, Windows};
+pub use families::{Family, Routed, Scores, SoftCaps, Windows};
 pub use feed_forward::{ExpertsConfig, FeedForward};
+pub use latent::LatentConfig;
 pub use reader::Keys;
 pub use rope::{Divisors, FREQS, LONG, Rope, SHORT, Scaling};
 
@@ -60,6 +62,8 @@ pub struct LayerConfig {
     pub softcap: f32,
     /// There is no value matrix: the raw keys are the values.
     pub keys_are_values: bool,
+    /// All heads see one latent, which `key_size` and `value_size` are about.
+    pub latent: Option<LatentConfig>,
     /// Index of the rotary embedding in [`CausalConfig::ropes`].
     pub rope: usize,
     /// The earlier layer whose keys and values this one sees; none: its own.
@@ -88,6 +92,11 @@ impl LayerConfig {
     pub fn attended_width(&self) -> usize {
         self.heads * self.value_size
     }
+
+    /// Values that the output matrix takes: those that attention leaves, or what they make where heads see a latent.
+    pub fn output_width(&self) -> usize {
+        self.latent.map_or(self.attended_width(), |latent| self.heads * latent.value)
+    }
 }
 
 impl CausalConfig {
@@ -111,11 +120,22 @@ impl CausalConfig {
         let hidden = keys.size("embedding_length", 1 << 20)?;
         let heads = attention::heads(&keys, count)?;
         let width = heads[0].heads;
-        let (full_size, sliding_size) = attention::head_sizes(&keys, family, hidden, width)?;
+        let latent = if family.latent { Some(latent::read(&keys)?) } else { None };
+        let (full_size, sliding_size) = match &latent {
+            Some(latent) => (latent.turns, latent.turns),
+            None => attention::head_sizes(&keys, family, hidden, width)?,
+        };
         let windows = attention::windows(&keys, family, count)?;
         let shared = attention::shared(&keys, family, &windows)?;
         let (softcap, logit_cap) = attention::soft_caps(&keys, family)?;
-        let full = rope::full(&keys, family, full_size)?;
+        let mut full = rope::full(&keys, family, full_size)?;
+        let latent_scale = match &latent {
+            Some(latent) => {
+                full.strength = 1.0; // what YaRN would do to it is done to scores
+                Some(latent::scale(&keys, latent, full.scaling)?)
+            }
+            None => None,
+        };
         let sliding = match family.windows {
             Windows::Alternating { rope_base: Some(base), .. } => rope::sliding(&keys, &full, base, None)?,
             Windows::Listed { rope_base } => {
@@ -131,17 +151,23 @@ impl CausalConfig {
                 let (head_size, rope) =
                     if window.is_some() { (sliding_size, sliding) } else { (full_size, full) };
                 let value_matrix = format!("blk.{index}.attn_v.weight");
+                let (kv_heads, key_size, value_size) = match &latent {
+                    Some(latent) => (1, latent.size + latent.turns, latent.size),
+                    None => (heads[index].kv_heads, head_size, head_size),
+                };
+                let scale = attention::scale(family, count, hidden, width, head_size);
                 LayerConfig {
                     heads: heads[index].heads,
-                    kv_heads: heads[index].kv_heads,
-                    key_size: head_size,
-                    value_size: head_size,
+                    kv_heads,
+                    key_size,
+                    value_size,
                     window,
-                    scale: attention::scale(family, count, hidden, width, head_size),
+                    scale: latent_scale.unwrap_or(scale),
                     softcap,
                     keys_are_values: family.raw_key_values
                         && window.is_none()
                         && gguf.tensor(&value_matrix).is_none(),
+                    latent,
                     rope: index_of(&mut ropes, rope),
                     kv_from: shared[index],
                     feed_forward: feed_forward[index].clone(),

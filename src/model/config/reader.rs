@@ -133,6 +133,11 @@ impl<'a> Keys<'a> {
         Ok(self.metadata().str(&self.ask(name))?)
     }
 
+    /// A truth value, if it is there.
+    pub fn optional_flag(&self, name: &str) -> Result<Option<bool>, ModelError> {
+        Ok(self.metadata().bool(&self.ask(name))?)
+    }
+
     /// Truth values, one for each layer.
     pub fn flags(&self, name: &str, layers: usize) -> Result<Vec<bool>, ModelError> {
         let key = self.ask(name);

@@ -16,6 +16,8 @@ pub const SHORT: &str = "rope_factors_short.weight";
 const KIND: &str = "rope.scaling.type";
 const FACTOR: &str = "rope.scaling.factor";
 const ORIGINAL: &str = "rope.scaling.original_context_length";
+/// Says how much steeper scores get with YaRN's factor, in models with latents.
+pub(super) const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 const STRENGTH: &str = "rope.scaling.attn_factor";
 
 /// Rotary embedding of a layer: what its table of angles depends on.

@@ -4,7 +4,10 @@ use super::{Sequence, compare, download, poisoned, poisoned_packed, random_tiles
 use crate::device::{Device, Purpose};
 use crate::ops::kernels::{Kernels, OpsError};
 use crate::ops::matmul::{Activation, Matrix, RowInput, prepare_reference};
-use crate::ops::moe::{CombineInput, Experts, Routing, combine_reference, expert_reference, route_reference};
+use crate::ops::moe::{
+    CombineInput, ExpertChoice, Experts, Router, Routing, combine_reference, expert_reference,
+    route_reference, router_reference,
+};
 use crate::ops::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, TILE, round_up};
 
 /// Runs the kernels of a mixture of experts for these weight formats.
@@ -13,6 +16,67 @@ use crate::ops::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, TILE, round_up};
 /// As [`self_test`](super::self_test).
 pub fn self_test_moe(device: &Device, kernels: &Kernels, formats: &[Format]) -> Result<(), OpsError> {
     formats.iter().try_for_each(|&format| Mixture::new(format).test(device, kernels))
+}
+
+/// Runs a router that chooses `top` of `experts` so, with a bias for the choice or without, and the sum of what experts make.
+///
+/// # Errors
+/// As [`self_test`](super::self_test).
+pub fn self_test_router(
+    device: &Device,
+    kernels: &Kernels,
+    choice: &ExpertChoice,
+    experts: usize,
+    top: usize,
+    biased: bool,
+) -> Result<(), OpsError> {
+    const ROWS: usize = 7;
+    const N: usize = 80;
+    let wrong = |kernel: &str, what: String| OpsError::SelfTest {
+        kernel: kernel.to_owned(),
+        device: device.info().name.clone(),
+        what,
+    };
+    let mut sequence = Sequence(31);
+    let logits: Vec<f32> = sequence.take(ROWS * experts).iter().map(|v| v * 4.0).collect();
+    let bias: Vec<f32> = sequence.take(experts).iter().map(|v| v / 4.0).collect();
+    let (out, stream) = (sequence.take(ROWS * top * N), sequence.take(ROWS * N));
+    let routing = Routing::new(device, experts, top, ROWS)?;
+    let chosen = poisoned(device, ROWS * top)?;
+    let (logits_buffer, bias_buffer) = (upload(device, &logits)?, upload(device, &bias)?);
+    let router = Router {
+        logits: &logits_buffer,
+        stride: experts,
+        choice: *choice,
+        bias: biased.then_some(&bias_buffer),
+        expert_scales: None,
+    };
+    let (out_buffer, result) = (upload(device, &out)?, upload(device, &stream)?);
+    device.enqueue(&kernels.choose_experts(device, &router, &chosen, &routing, ROWS)?)?;
+    device.enqueue(&kernels.sort_rows(device, &chosen, &routing, ROWS)?)?;
+    device.enqueue(&kernels.add_experts(device, &out_buffer, N, &routing, ROWS, &result, N, N)?)?;
+    let (chosen, weights) = (download(device, &chosen)?, download(device, &routing.weights)?);
+    let found: Vec<usize> = chosen.iter().map(|expert| expert.to_bits() as usize).collect();
+    // The stable sort by expert, told anew.
+    let mut order: Vec<usize> = (0..ROWS * top).collect();
+    order.sort_by_key(|&i| found[i]);
+    let result = download(device, &result)?;
+    for row in 0..ROWS {
+        let at = row * top..(row + 1) * top;
+        let known = if biased { &bias[..] } else { &[] };
+        let (expected, shares) = router_reference(&logits[row * experts..][..experts], choice, known, top);
+        if found[at.clone()] != expected {
+            return Err(wrong("route", format!("row {row} goes to {:?}, not {expected:?}", &found[at])));
+        }
+        compare(device, "route", &weights[at.clone()], &shares, 1e-5)?;
+        let mut sum: Vec<f64> = stream[row * N..][..N].iter().map(|&v| f64::from(v)).collect();
+        for (i, share) in at.zip(shares) {
+            let slot = order.iter().position(|&other| other == i).unwrap_or(0);
+            sum.iter_mut().zip(&out[slot * N..]).for_each(|(sum, &out)| *sum += share * f64::from(out));
+        }
+        compare(device, "add_experts", &result[row * N..][..N], &sum, 1e-5)?;
+    }
+    Ok(())
 }
 
 /// A small mixture of experts: weights, rows and what goes with them.

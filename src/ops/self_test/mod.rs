@@ -4,6 +4,7 @@ mod attention;
 mod choice;
 mod experts;
 mod head;
+mod latent;
 mod products;
 mod stream;
 
@@ -13,8 +14,9 @@ use crate::device::{Buffer, Device, Purpose};
 
 pub use attention::Heads;
 pub use choice::self_test_choice;
-pub use experts::self_test_moe;
+pub use experts::{self_test_moe, self_test_router};
 pub use head::self_test_head;
+pub use latent::{LatentHeads, self_test_latent};
 pub use stream::self_test_stream;
 
 /// Numbers in [-1, 1) that are the same every time.
@@ -83,10 +85,16 @@ pub fn self_test(
     formats: &[Format],
     heads: &Heads,
 ) -> Result<(), OpsError> {
-    for &format in formats {
-        products::products(device, kernels, format)?;
-    }
+    self_test_products(device, kernels, formats)?;
     attention::attention(device, kernels, heads)
+}
+
+/// Runs the kernels of products for these weight formats.
+///
+/// # Errors
+/// As [`self_test`].
+pub fn self_test_products(device: &Device, kernels: &Kernels, formats: &[Format]) -> Result<(), OpsError> {
+    formats.iter().try_for_each(|&format| products::products(device, kernels, format))
 }
 
 fn compare(

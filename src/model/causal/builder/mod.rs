@@ -1,6 +1,7 @@
 //! The launches of a pass, one op after the other.
 
 mod feed_forward;
+mod latent;
 
 use super::layer::Layer;
 use super::scratch::Scratch;
@@ -50,7 +51,8 @@ pub(super) fn heads(config: &CausalConfig, cache: CacheKind) -> Vec<Heads> {
             ..Heads::plain(layer.key_size, cache)
         }
     };
-    let mut all: Vec<Heads> = config.layers.iter().map(of).collect();
+    let plain = config.layers.iter().filter(|layer| layer.latent.is_none());
+    let mut all: Vec<Heads> = plain.map(of).collect();
     all.sort_unstable();
     all.dedup();
     all
@@ -159,6 +161,9 @@ impl<'a> Builder<'a> {
     fn attention_inputs(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
         let model = self.model;
         let weights = &layer.weights;
+        if let Some(latent) = &weights.latent {
+            return self.latent_inputs(layer, latent);
+        }
         let products: Vec<_> = weights
             .qkv
             .iter()
@@ -206,8 +211,11 @@ impl<'a> Builder<'a> {
         };
         let launch = model.kernels.attention(&model.device, &attention, &layer.cache, self.rows)?;
         self.pass.push_positioned(launch, ATTENTION_START);
-        let input = self.plain(attended, width, stride);
         let weights = &layer.weights;
+        let input = match &weights.latent {
+            Some(latent) => self.values_of_heads(layer, latent, attended, stride)?,
+            None => self.plain(attended, width, stride),
+        };
         self.branch(input, &weights.output, weights.branch_norms.as_ref().map(|(norm, _)| norm))
     }
 
