@@ -39,6 +39,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use sha2::{Digest, Sha256};
 
 use crate::config::{Config, SamplingConfig, ServerConfig};
+use studio::Remote;
 use crate::engine::{EngineHandle, Model};
 
 pub use router::router;
@@ -56,6 +57,8 @@ pub struct App {
     /// Unix time of the start, the models' `created`.
     started: u64,
     turns: turn::Turns,
+    /// The other server that the studio may talk to.
+    remote: Option<Remote>,
 }
 
 impl App {
@@ -70,6 +73,7 @@ impl App {
             aliases: config.model.aliases.clone(),
             started: unix_time(),
             turns: turn::Turns::new(),
+            remote: config.studio.remote.clone().map(Remote::new),
         })
     }
 

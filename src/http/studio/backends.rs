@@ -15,11 +15,26 @@ use crate::text::ChatTemplate;
 /// The backend that is this daemon's own model.
 pub(super) const LOCAL: &str = "local";
 
+/// The other server.
+pub(super) const REMOTE: &str = "remote";
+
 /// Tokens of an answer when the reader has not said otherwise.
 const USUAL_TOKENS: usize = 1024;
 
 pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    Ok(Json(json!({ "backends": [local(&app)?] })))
+    let mut backends = vec![local(&app)?];
+    backends.extend(app.remote.as_ref().map(|remote| {
+        json!({
+            "id": REMOTE,
+            "name": remote.model(),
+            "kind": "remote",
+            "chat": true,
+            "thinking": false,
+            "defaults": { "max_tokens": USUAL_TOKENS, "temperature": 0.7 },
+            "about": format!("{} on another server: finished text only, no drafts.", remote.model()),
+        })
+    }));
+    Ok(Json(json!({ "backends": backends })))
 }
 
 fn local(app: &App) -> Result<Value, ApiError> {

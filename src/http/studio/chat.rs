@@ -1,6 +1,7 @@
 //! `POST /chat`: one answer as the studio shows it.
 //!
-//! The body: `messages` as in `/v1/chat/completions`; optional `backend` (`local`), `thinking` (true or false), `steps` (the
+//! The body: `messages` as in `/v1/chat/completions`; optional `backend` (`local`, or `remote` if one is configured: it takes
+//! `messages`, `temperature`, `max_tokens` and `seed`), `thinking` (true or false), `steps` (the
 //! most denoising steps of a canvas), `seed`, and every field of `/v1/chat/completions` but `stream` and `n`. The answer is
 //! an event stream:
 //!
@@ -19,7 +20,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::backends::LOCAL;
+use super::backends::{LOCAL, REMOTE};
 use super::pieces::pieces;
 use crate::engine::{self, Event, Events, Model};
 use crate::http::body::json_object;
@@ -33,13 +34,17 @@ use crate::http::{App, hex, random};
 pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (turn, body) = json_object(request, &app).await?;
     let mut fields = Fields::new(body);
-    match fields.string("backend")? {
-        Some(other) if other != LOCAL => {
+    match (fields.string("backend")?.as_deref(), &app.remote) {
+        (None | Some(LOCAL), _) => translate(&mut fields)?,
+        (Some(REMOTE), Some(remote)) => {
+            drop(turn);
+            return remote.answer(fields, app.server.ping_interval).await;
+        }
+        (Some(other), _) => {
             let message =
-                format!("`backend`: there is no backend {}; GET /studio/backends lists them", quoted(&other));
+                format!("`backend`: there is no backend {}; GET /studio/backends lists them", quoted(other));
             return Err(ApiError::refused(StatusCode::NOT_FOUND, message).param("backend"));
         }
-        _ => translate(&mut fields)?,
     }
     let Prepared { model, prompt, generation } = prepare(&app, turn, fields).await?;
     let request = engine::Request {
@@ -124,6 +129,6 @@ impl Frames for Answer {
     }
 }
 
-fn frame(name: &str, data: &Value) -> String {
+pub(super) fn frame(name: &str, data: &Value) -> String {
     format!("event: {name}\ndata: {data}\n\n")
 }

@@ -13,6 +13,7 @@ mod assets;
 mod backends;
 mod chat;
 mod pieces;
+mod remote;
 
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ use super::App;
 use super::router::{gets, posts};
 
 pub(super) use assets::is_page;
+pub(super) use remote::Remote;
 
 /// Routes of the studio.
 pub(super) fn routes() -> Router<Arc<App>> {

@@ -5,6 +5,9 @@ import { headers, post } from "./events.js";
 import { Settings } from "./settings.js";
 import { keep, open, recall } from "./store.js";
 
+/** Questions to begin with, for models that chat. */
+const STARTERS = ["What is the capital of France?", "List the months of the year.", "Write three lines about rain."];
+
 const element = (id) => document.getElementById(id);
 const settings = new Settings();
 const announce = announcer();
@@ -107,7 +110,7 @@ async function useBackend(id) {
         ? "Ask something. The model guesses several tokens ahead, and keeps those it would have written itself."
         : "This backend sends finished text only: no drafts to watch.";
   element("starters").replaceChildren(
-    ...(backend.starters ?? []).map((text) => {
+    ...(backend.chat ? STARTERS : []).map((text) => {
       const item = document.createElement("li");
       const ask = document.createElement("button");
       ask.type = "button";
@@ -199,7 +202,7 @@ async function watch() {
     const ready = await fetch("/ready");
     const told = await ready.json();
     if (ready.ok) state("ready", backend ? backend.device || "ready" : "ready");
-    else state("starting", told.error?.message ?? told.state ?? "starting");
+    else state("starting", told.error ?? told.what ?? told.status ?? "starting");
   } catch {
     state("down", "no connection");
   }
