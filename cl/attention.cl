@@ -50,24 +50,35 @@ inline float16 storable16(float16 v) {
 
 #define HEAD_NORMS 1  // queries and keys are normed with their weights
 #define VALUE_NORMS 2 // values are normed without one
+#define BIAS 4        // bias is added to all heads first
+
+inline void add_bias(global float* x, global const float* bias) {
+    for (int i = 0; i < HEAD; i += 16) vstore16(vload16(0, x + i) + vload16(0, bias + i), 0, x + i);
+}
 
 // For each row: norms and rotates its query and key heads, leaves queries in place, writes keys and values into the cache
 // at position start + row. qkv: f32 [rows][stride]: q heads, then k at k_at, v at v_at (k_at again: values are the raw
-// keys). angles: [positions][half_rotated][cos, sin]; gap: see rotate_head. One work-item a row.
+// keys). bias: f32 [stride], laid out as a row. angles: [positions][half_rotated][cos, sin]; gap: see rotate_head. One
+// work-item a row. With no key-value heads, the cache stays as it is.
 EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const float* angles, global const float* q_norm,
-                                             global const float* k_norm, global cached* keys, global cached* values,
-                                             int stride, int q_heads, int kv_heads, int k_at, int v_at, int start,
-                                             int capacity, int half_rotated, int gap, int norms,
-                                             float epsilon) {
+                                             global const float* k_norm, global const float* bias,
+                                             global cached* keys, global cached* values, int stride, int q_heads,
+                                             int kv_heads, int k_at, int v_at, int start, int capacity,
+                                             int half_rotated, int gap, int norms, float epsilon) {
     const int row = get_global_id(0);
     const int position = start + row, slot = position % capacity;
     global float* x = qkv + (size_t)row * stride;
     global const float* at = angles + (size_t)position * 2 * half_rotated;
     for (int h = 0; h < q_heads; h++) {
+        if (norms & BIAS) add_bias(x + h * HEAD, bias + h * HEAD);
         if (norms & HEAD_NORMS) norm_head(x + h * HEAD, q_norm, epsilon);
         rotate_head(x + h * HEAD, at, half_rotated, gap);
     }
     for (int h = 0; h < kv_heads; h++) {
+        if (norms & BIAS) {
+            add_bias(x + k_at + h * HEAD, bias + k_at + h * HEAD);
+            if (v_at != k_at) add_bias(x + v_at + h * HEAD, bias + v_at + h * HEAD);
+        }
         global const float* v = x + v_at + h * HEAD;
         float16 scale = 1.0f;
         if (norms & VALUE_NORMS) scale = inverse_rms_head(v, epsilon);
@@ -89,7 +100,7 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
 #define ATTEND(R, BLOCKS)                                                                                             \
     inline void attend_##R(global const float* q, int stride, global const cached* keys, global const cached* values,      \
                            global float* out, int out_stride, int count, int start, int window, int capacity,         \
-                                   int anchor, int canvas, float scale) {                                             \
+                                   int anchor, int canvas, float scale, float softcap) {                              \
         float16 acc[R][HEAD / 16];                                                                                    \
         float best[R], total[R], share[R];                                                                            \
         float weight[R][TILE];                                                                                        \
@@ -130,7 +141,9 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
                         const int p = start + min(r, count - 1);                                                      \
                         int16 seen = position <= (int16)(canvas ? last : p) &                                         \
                                      position > (int16)((canvas ? anchor : p) - window);                              \
-                        vstore16(select((float16)(-INFINITY), dots[r][b] * scale, seen), block + b, weight[r]);       \
+                        float16 score = dots[r][b] * scale;                                                           \
+                        if (softcap > 0.0f) score = softcap * tanh(score / softcap);                                  \
+                        vstore16(select((float16)(-INFINITY), score, seen), block + b, weight[r]);                    \
                     }                                                                                                 \
                 }                                                                                                     \
             }                                                                                                         \
@@ -179,11 +192,12 @@ ATTEND(8, 1)
 ATTEND(1, 4)
 
 // q: f32 [rows][stride] with q heads first; out: f32 [rows][out_stride]. window: positions a row sees, itself included.
-// canvas: 0, or rows of the canvas, all of which see each other.
+// canvas: 0, or rows of the canvas, all of which see each other. softcap: scores become softcap * tanh(score / softcap); 0
+// leaves them.
 // Global size: q heads x row blocks of 8, or x 1 for one row.
 EXPLICIT_VECTOR kernel void attention(global const float* q, global const cached* keys, global const cached* values,
                                       global float* out, int stride, int out_stride, int rows, int start, int window,
-                                      int capacity, int group, int canvas, float scale) {
+                                      int capacity, int group, int canvas, float scale, float softcap) {
     const int head = get_global_id(0);
     const int row = get_global_id(1) * 8;
     const size_t cache = (size_t)(head / group) * capacity * HEAD;
@@ -191,8 +205,8 @@ EXPLICIT_VECTOR kernel void attention(global const float* q, global const cached
     global float* result = out + (size_t)row * out_stride + head * HEAD;
     if (rows == 1)
         attend_1(query, stride, keys + cache, values + cache, result, out_stride, 1, start, window,
-                 capacity, start, canvas, scale);
+                 capacity, start, canvas, scale, softcap);
     else
         attend_8(query, stride, keys + cache, values + cache, result, out_stride, min(8, rows - row), start + row, window,
-                 capacity, start, canvas, scale);
+                 capacity, start, canvas, scale, softcap);
 }

@@ -2,6 +2,7 @@
 //! that knows all rooms: it tells the operator's board what it found.
 
 mod causal;
+mod checkpoint;
 mod diffusion;
 mod observed;
 mod published;
@@ -14,16 +15,14 @@ use std::sync::Arc;
 use axectl::protocol;
 
 use crate::admin::Board;
-use crate::checkpoint::gguf::Gguf;
-use crate::checkpoint::kind::Kind;
 use crate::config::{Config, DeviceConfig, DeviceKind};
 use crate::decode::{Backend, BackendError};
 use crate::device::{self, Device, DeviceOptions, DeviceSelector};
 use crate::engine::{LoadProgress, Loaded, Model, ModelKind};
-use crate::model::diffusion_gemma::{DiffusionCheckpoint, GGUF_ARCHITECTURE};
 use crate::text::{ChatTemplate, Tokenizer};
 use observed::Observed;
 
+pub use checkpoint::Checkpoint;
 pub use diffusion::{bar_what_fits, open_diffusion};
 pub use published::{PublishedText, published_text};
 pub use vocabulary::vocabulary;
@@ -76,18 +75,9 @@ pub fn load(
 ) -> Result<Loaded, BackendError> {
     progress.report(0.0, "reading the checkpoint");
     let load = Load { config, path, progress, board };
-    match Kind::of(path)? {
-        Kind::Gguf(path) => {
-            let gguf = Arc::new(Gguf::open(&path)?);
-            if gguf.metadata().str("general.architecture")? == Some(GGUF_ARCHITECTURE) {
-                diffusion::load(&DiffusionCheckpoint::Gguf(gguf), &load)
-            } else {
-                causal::load(&gguf, &load)
-            }
-        }
-        Kind::W4Directory(path) | Kind::HfDirectory(path) => {
-            diffusion::load(&DiffusionCheckpoint::open(&path)?, &load)
-        }
+    match Checkpoint::open(path)? {
+        Checkpoint::Causal(gguf) => causal::load(&gguf, &load),
+        Checkpoint::Diffusion(checkpoint) => diffusion::load(&checkpoint, &load),
     }
 }
 

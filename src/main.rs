@@ -24,6 +24,8 @@ struct Cli {
 enum Command {
     /// Load the model and answer requests (the default).
     Serve(Settings),
+    /// Generate text without the daemon.
+    Run(Box<commands::run::Options>),
     /// Write the logits of every position of a text to a safetensors file.
     Logits(commands::logits::Options),
     /// Denoise with a diffusion model, or replay a recorded run on it.
@@ -38,6 +40,8 @@ enum Command {
     Convert(commands::convert::Options),
     /// Time a diffusion model's passes.
     BenchDenoise(commands::bench_denoise::Options),
+    /// Time a causal model's passes of a few rows.
+    BenchPasses(commands::bench_passes::Options),
     /// Time every kernel against what the device can do at best.
     BenchOps(commands::bench_ops::Options),
 }
@@ -102,6 +106,7 @@ fn main() -> ExitCode {
             let failed = serve(settings).inspect_err(|error| eprintln!("axed: {}", chain(error))).is_err();
             axe::device::process::leave(u8::from(failed))
         }
+        Command::Run(options) => commands::run::run(&options),
         Command::Logits(options) => commands::logits::run(&options),
         Command::Denoise(options) => commands::denoise::run(&options),
         Command::Tokenize(options) => commands::tokenize::run(&options),
@@ -109,6 +114,7 @@ fn main() -> ExitCode {
         Command::Devices(options) => commands::devices::run(&options),
         Command::Convert(options) => commands::convert::run(&options),
         Command::BenchDenoise(options) => commands::bench_denoise::run(&options),
+        Command::BenchPasses(options) => commands::bench_passes::run(&options),
         Command::BenchOps(options) => commands::bench_ops::run(&options),
     };
     match outcome {

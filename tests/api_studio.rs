@@ -3,6 +3,8 @@
 
 mod stage;
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use stage::{CANVAS, CONTEXT, Script, Server, canvases, eventually, marked};
 
@@ -32,7 +34,10 @@ async fn events(server: &Server, body: &Value) -> Vec<(String, Value)> {
 
 async fn denoiser(reply: &str) -> Server {
     let tokens = marked(reply);
-    Server::thinking(Script::new(move |_| canvases(&tokens, CANVAS, &[3])).denoises(), "").await
+    // At a pace at which a listener sees every draft.
+    let script =
+        Script::new(move |_| canvases(&tokens, CANVAS, &[3])).denoises().pace(Duration::from_millis(20));
+    Server::thinking(script, "").await
 }
 
 #[tokio::test]
@@ -79,7 +84,10 @@ async fn every_step_is_a_draft_with_entropies_and_a_canvas_is_a_commit() {
     let events = events(&server, &chat(json!({"seed": 5}))).await;
     let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
     let first = names.iter().position(|name| *name != "prefill").unwrap();
-    assert_eq!(names[first..], ["draft", "draft", "draft", "commit", "draft", "draft", "draft", "commit", "done"]);
+    assert_eq!(
+        names[first..],
+        ["draft", "draft", "draft", "commit", "draft", "draft", "draft", "commit", "done"]
+    );
     let drafts: Vec<&Value> = events.iter().filter(|(n, _)| n == "draft").map(|(_, d)| d).collect();
     let places: Vec<(u64, u64)> =
         drafts.iter().map(|d| (d["canvas"].as_u64().unwrap(), d["step"].as_u64().unwrap())).collect();
@@ -140,7 +148,7 @@ async fn bad_requests_are_refused_before_the_stream() {
 
 #[tokio::test]
 async fn who_leaves_frees_the_slot() {
-    let server = Server::start(Script::endless().pace(std::time::Duration::from_millis(1))).await;
+    let server = Server::start(Script::endless().pace(Duration::from_millis(1))).await;
     let mut response = server.post("/chat", &chat(json!({}))).await;
     assert!(response.chunk().await.unwrap().is_some());
     drop(response);

@@ -3,6 +3,7 @@
 // The lints know test functions, not their helpers: those fail by panicking too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use axe::checkpoint::quant::codebook::{IQ4, MXFP4, mxfp4_scale};
 use axe::checkpoint::quant::{GgmlType, QuantError, Unpacked, dequantize, unpack_block};
 use half::f16;
 use proptest::prelude::*;
@@ -40,7 +41,13 @@ fn by_formula(ty: GgmlType, u: &Unpacked, i: usize) -> f32 {
         GgmlType::Q4K | GgmlType::Q5K => {
             (d * f32::from(u.scales[i / 32])) * c - (m * f32::from(u.mins[i / 32]))
         }
+        GgmlType::Q2K => (d * f32::from(u.scales[i / 16])) * c - (m * f32::from(u.mins[i / 16])),
+        GgmlType::Q3K => (d * f32::from(u.scales[i / 16] as i8)) * (c - 4.0),
         GgmlType::Q6K => (d * f32::from(u.scales[i / 16] as i8)) * (c - 32.0),
+        GgmlType::IQ4_NL => d * f32::from(IQ4[usize::from(u.codes[i])]),
+        GgmlType::IQ4_XS => (d * f32::from(u.scales[i / 32] as i8)) * f32::from(IQ4[usize::from(u.codes[i])]),
+        GgmlType::TQ1_0 | GgmlType::TQ2_0 => d * (c - 1.0),
+        GgmlType::MXFP4 => mxfp4_scale(u.scales[0]) * f32::from(MXFP4[usize::from(u.codes[i])]),
         GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => panic!("{ty} has no blocks"),
     }
 }
@@ -66,7 +73,7 @@ fn unpacked_fields_give_the_reference_values() {
     for ty in quantised() {
         let (bytes, expected) = reference(ty);
         // One for all blocks and types: what a type does not set must not matter.
-        let mut unpacked = Unpacked { codes: [0xAA; 256], d: 1, m: 1, scales: [0xAA; 16], mins: [0xAA; 8] };
+        let mut unpacked = Unpacked { codes: [0xAA; 256], d: 1, m: 1, scales: [0xAA; 16], mins: [0xAA; 16] };
         let blocks = bytes.chunks_exact(ty.block_bytes()).zip(expected.chunks_exact(ty.block_values()));
         for (number, (block, expected)) in blocks.enumerate() {
             unpack_block(ty, block, &mut unpacked).unwrap();
@@ -85,9 +92,15 @@ fn codes_and_scales_span_their_whole_documented_range() {
         (GgmlType::Q4_1, 15),
         (GgmlType::Q5_0, 31),
         (GgmlType::Q5_1, 31),
+        (GgmlType::Q2K, 3),
+        (GgmlType::Q3K, 7),
         (GgmlType::Q4K, 15),
         (GgmlType::Q5K, 31),
         (GgmlType::Q6K, 63),
+        (GgmlType::IQ4_NL, 15),
+        (GgmlType::IQ4_XS, 15),
+        (GgmlType::TQ2_0, 3),
+        (GgmlType::MXFP4, 15),
     ] {
         for (fill, code) in [(0u8, 0u8), (255, top)] {
             let mut unpacked = Unpacked::default();
@@ -95,6 +108,13 @@ fn codes_and_scales_span_their_whole_documented_range() {
             assert!(unpacked.codes[..ty.block_values()].iter().all(|&c| c == code), "{ty} {fill}");
             if matches!(ty, GgmlType::Q4K | GgmlType::Q5K) {
                 assert_eq!((unpacked.scales[7], unpacked.mins[7]), (fill & 63, fill & 63), "{ty}");
+            }
+            match ty {
+                GgmlType::Q2K => assert_eq!((unpacked.scales[15], unpacked.mins[15]), (fill & 15, fill & 15)),
+                GgmlType::Q3K => assert_eq!(unpacked.scales[15] as i8, if fill == 0 { -32 } else { 31 }),
+                GgmlType::IQ4_XS => assert_eq!(unpacked.scales[7] as i8, if fill == 0 { -32 } else { 31 }),
+                GgmlType::MXFP4 => assert_eq!(unpacked.scales[0], fill),
+                _ => {}
             }
         }
     }

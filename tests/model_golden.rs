@@ -3,9 +3,15 @@
 
 mod support;
 
-use axe::model::Logits;
+use std::sync::Arc;
+
+use axe::checkpoint::gguf::Gguf;
+use axe::model::{Causal, LoadOptions, Logits};
 use axe::ops::CacheKind;
-use support::{fixture, golden, open_model};
+use support::{device, fixture, golden, open_model};
+
+/// The families of which there is a tiny model.
+const FAMILIES: [&str; 4] = ["llama", "llama3", "mistral", "gemma3"];
 
 /// Largest difference of logits over the golden sequence, fed `width` tokens a pass.
 fn largest_difference(topic: &str, name: &str, width: usize) -> f32 {
@@ -34,7 +40,7 @@ fn largest_difference(topic: &str, name: &str, width: usize) -> f32 {
 
 #[test]
 fn families_agree_with_their_reference() {
-    for name in ["llama", "llama3", "mistral", "gemma3"] {
+    for name in FAMILIES {
         let off = largest_difference("causal-families", name, 7);
         println!("{name}: {off:.2e}");
         assert!(off <= 1e-4, "{name}: logits differ by {off}");
@@ -42,8 +48,31 @@ fn families_agree_with_their_reference() {
 }
 
 #[test]
+fn a_model_takes_what_its_plan_says() {
+    for name in FAMILIES {
+        let gguf = Arc::new(Gguf::open(&fixture(&format!("causal-families/{name}.gguf"))).unwrap());
+        let options =
+            LoadOptions { context: 100, rows: 20, logit_rows: 3, cache: CacheKind::F16, cache_dir: None };
+        let plan = Causal::plan(&gguf, &options).unwrap();
+        let device = device();
+        let model = Causal::load(device.clone(), gguf, &options, &mut |_| {}).unwrap();
+        let report = device.memory();
+        println!("{name}: {plan:?}");
+        assert_eq!(
+            [plan.weights, plan.kv_cache, plan.scratch].map(|bytes| bytes as u64),
+            [report.weights, report.kv_cache, report.scratch],
+            "{name}"
+        );
+        drop(model);
+    }
+}
+
+#[test]
 fn quantisation_types_agree_with_their_reference() {
-    for name in ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_S", "Q5_K_S", "Q6_K"] {
+    for name in [
+        "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_S", "Q4_K_S", "Q5_K_S", "Q6_K",
+        "IQ4_NL", "IQ4_XS", "TQ1_0", "MXFP4",
+    ] {
         let off = largest_difference("quant-types", name, 40);
         println!("{name}: {off:.2e}");
         assert!(off <= 1e-4, "{name}: logits differ by {off}");

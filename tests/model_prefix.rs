@@ -161,9 +161,9 @@ fn rows_without_a_token_are_neither_taken_nor_generated() {
 /// A copy of a model whose last norm is not a number, in a folder that lives as long as the first part.
 fn broken(path: &Path) -> (tempfile::TempDir, PathBuf) {
     let gguf = Gguf::open(path).unwrap();
-    let norm = gguf.bytes(gguf.tensor("output_norm.weight").unwrap());
+    let norm = gguf.tensor("output_norm.weight").unwrap();
     let mut bytes = std::fs::read(path).unwrap();
-    let at = norm.as_ptr() as usize - gguf.mapping().as_ref().as_ref().as_ptr() as usize;
+    let at = norm.range().start;
     bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("model.gguf");

@@ -79,11 +79,6 @@ fn keys_that_ask_for_what_is_not_done_are_refused_with_their_value() {
         (LLAMA, number("llama.rope.scaling.factor", f32::NAN), "llama.rope.scaling.factor is NaN"),
         (LLAMA, count("llama.attention.sliding_window_pattern", 6), "sliding_window_pattern is the u32 6"),
         (GEMMA3, count("gemma3.vocab_size", 511), "token_embd.weight has 512 rows"),
-        (
-            GEMMA3,
-            truths("gemma3.attention.sliding_window_pattern", &[true, false, false, true, true, true, true]),
-            "gemma3.attention.sliding_window_pattern is [true, false, false",
-        ),
         (GEMMA3, truths("gemma3.attention.sliding_window_pattern", &[true, true]), "for each of 7 layers"),
     ];
     for (name, key, expected) in cases {
@@ -109,14 +104,20 @@ fn keys_that_ask_for_nothing_or_are_understood_are_taken() {
     }
     // A factor alone is linear.
     let scaled = read(LLAMA, number("llama.rope.scaling.factor", 4.0)).unwrap();
-    assert_eq!(scaled.rope.linear_factor, 4.0);
+    assert_eq!(scaled.ropes[0].linear_factor, 4.0);
 
-    let every = |key: Bytes| read(GEMMA3, key).unwrap().full_every;
+    let sees_all = |key: Bytes| -> Vec<bool> {
+        read(GEMMA3, key).unwrap().layers.iter().map(|layer| layer.window.is_none()).collect()
+    };
+    let every = |n: usize| -> Vec<bool> { (1..=7).map(|number| number % n == 0).collect() };
     let pattern = "gemma3.attention.sliding_window_pattern";
-    assert_eq!(every(count("gemma3.expert_count", 0)), 6);
-    assert_eq!(every(count(pattern, 3)), 3);
-    assert_eq!(every(truths(pattern, &[true, true, false, true, true, false, true])), 3);
-    assert_eq!(every(truths(pattern, &[true; 7])), 0);
+    assert_eq!(sees_all(count("gemma3.expert_count", 0)), every(6));
+    assert_eq!(sees_all(count(pattern, 3)), every(3));
+    assert_eq!(sees_all(count(pattern, 0)), [false; 7]);
+    assert_eq!(sees_all(truths(pattern, &[true, true, false, true, true, false, true])), every(3));
+    assert_eq!(sees_all(truths(pattern, &[true; 7])), [false; 7]);
+    let uneven = [true, false, false, true, true, true, false];
+    assert_eq!(sees_all(truths(pattern, &uneven)), uneven.map(|slides| !slides));
 }
 
 #[test]

@@ -115,31 +115,31 @@ fn put_row(format: Format, tile: &mut [u8], lane: usize, columns: usize, seed: u
         return;
     }
     let block = format.block_codes();
-    let below = match format {
-        Format::Q8_0 => 256,
-        Format::Q6K => 64,
-        Format::Q5_0 | Format::Q5_1 | Format::Q5K => 32,
-        _ => 16,
-    };
-    let small = if format.block_groups() == 8 { 0.001 } else { 0.02 } * 16.0 / below as f32;
+    let below = format.codes_below() as usize;
+    let small = match format {
+        // Numbers up to 127, whose scales are up to 31 where they have any.
+        Format::Iq4Xs => 0.0001,
+        Format::Iq4Nl => 0.003,
+        _ if format.block_groups() == 8 => 0.001,
+        _ => 0.02,
+    } * 16.0
+        / below as f32;
     for first in (0..columns).step_by(block) {
         let codes: Vec<u8> = (0..block).map(|_| random.below(below) as u8).collect();
         let groups: Vec<u8> = (0..16).map(|_| random.below(64) as u8).collect();
         let scale = if bad { f32::NAN } else { random.unit() * small * 4.0 };
+        // An exponent is always a number: infinite weights, in place of NaN, by the largest.
+        let exponent = if bad { 255 } else { 122 + random.below(4) as u16 };
         format.put_codes(
             tile,
             lane,
             first,
             &codes,
             Scales {
-                scale: f16::from_f32(scale).to_bits(),
+                scale: if format == Format::Mxfp4 { exponent } else { f16::from_f32(scale).to_bits() },
                 offset: f16::from_f32(random.unit() * small * 8.0).to_bits(),
-                scales: match format {
-                    Format::Q6K => &groups,
-                    Format::Q4K | Format::Q5K => &groups[..8],
-                    _ => &[],
-                },
-                offsets: if matches!(format, Format::Q4K | Format::Q5K) { &groups[8..] } else { &[] },
+                scales: &groups,
+                offsets: &groups,
             },
         );
     }
@@ -167,7 +167,7 @@ impl Case {
             if simulated() { (90, 2, 9) } else { (1000, 9, 70) };
         let hidden = match format {
             Format::F32 | Format::F16 | Format::Bf16 => (1..=blocks * 32).boxed(),
-            Format::Q4K | Format::Q5K | Format::Q6K => {
+            _ if format.block_codes() == 256 => {
                 (1..=if simulated() { 1usize } else { 2 }).prop_map(|n| n * 256).boxed()
             }
             Format::W4 => (1..=blocks / 2).prop_map(|n| n * 64).boxed(),
@@ -662,7 +662,7 @@ fn soft_embeddings_of_given_logits_are_those_of_the_head() {
         for format in Format::ALL {
             let hidden = match format {
                 Format::F32 | Format::F16 | Format::Bf16 => 77,
-                Format::Q4K | Format::Q5K | Format::Q6K => 256,
+                _ if format.block_codes() == 256 => 256,
                 Format::W4 => 64,
                 _ => 96,
             };

@@ -34,7 +34,7 @@ impl Case {
     fn strategy(format: Format) -> impl Strategy<Value = Self> {
         let step = match format {
             Format::F32 | Format::F16 | Format::Bf16 => 1,
-            Format::Q4K | Format::Q5K | Format::Q6K => 256,
+            _ if format.block_codes() == 256 => 256,
             _ => 32,
         };
         let (experts, rows, columns): (usize, usize, usize) =

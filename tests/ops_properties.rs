@@ -53,7 +53,7 @@ impl Product {
         let (outputs, rows, blocks): (usize, usize, usize) =
             if simulated() { (40, 9, 3) } else { (150, 70, 12) };
         let columns = match format {
-            Format::Q4K | Format::Q5K | Format::Q6K => {
+            _ if format.block_codes() == 256 => {
                 (1..=if simulated() { 1usize } else { 3 }).prop_map(|n| n * 256).boxed()
             }
             Format::F32 | Format::F16 | Format::Bf16 => (1..=blocks * 32).boxed(),
@@ -490,6 +490,8 @@ struct Heads {
     value_norms: bool,
     /// The raw keys are the values.
     shared: bool,
+    bias: bool,
+    softcap: f32,
     /// The last rows, which are a canvas.
     canvas: usize,
     /// Queries and keys are up to this large.
@@ -523,12 +525,14 @@ impl Heads {
             any::<bool>(),
             any::<bool>(),
             prop_oneof![Just(None), any::<prop::sample::Index>().prop_map(Some)],
+            any::<bool>(),
+            prop_oneof![Just(0f32), Just(0.5), Just(50.0)],
         );
         (shape, how, new).prop_map(
             |(
                 (head, kind, kv_heads, group, rows, widest),
                 (full, window, part, pairing, normed, reach, seed),
-                (value_norms, shared, canvas),
+                (value_norms, shared, canvas, bias, softcap),
             )| Self {
                 head,
                 kind,
@@ -542,6 +546,8 @@ impl Heads {
                 normed,
                 value_norms,
                 shared,
+                bias,
+                softcap,
                 canvas: canvas.map_or(0, |canvas| 1 + canvas.index(rows)),
                 reach,
                 seed,
@@ -561,6 +567,10 @@ struct Attended {
 struct HeadRows {
     case: Heads,
     qkv: Vec<f32>,
+    /// The same with the bias added.
+    biased: Vec<f32>,
+    /// No numbers between heads.
+    bias: Vec<f32>,
     stride: usize,
     k_at: usize,
     v_at: usize,
@@ -586,6 +596,21 @@ impl HeadRows {
                 qkv[row * stride + v_at + random.below(case.head)] = random.wide(4.0, 6.0);
             }
         }
+        let heads: Vec<usize> = (0..q_heads * case.head)
+            .chain((k_at..k_at + case.kv_heads * case.head).chain(v_at..v_at + case.kv_heads * case.head))
+            .collect();
+        let mut bias = vec![f32::NAN; stride];
+        for &i in &heads {
+            bias[i] = random.unit() * if i < v_at { case.reach } else { 1.0 };
+        }
+        let mut biased = qkv.clone();
+        if case.bias {
+            for row in biased.chunks_exact_mut(stride) {
+                for (value, bias) in row.iter_mut().zip(&bias).filter(|(_, bias)| !bias.is_nan()) {
+                    *value += bias;
+                }
+            }
+        }
         let angles = (0..case.rows * case.half_rotated)
             .flat_map(|_| {
                 let angle = f64::from(random.unit()) * 1000.0;
@@ -595,13 +620,13 @@ impl HeadRows {
         let mut weight = || (0..case.head).map(|_| random.unit() * 2.0).collect();
         let norms = [weight(), weight()];
         let scale = 1.0 / (case.head as f32).sqrt();
-        Self { case: case.clone(), qkv, stride, k_at, v_at, angles, norms, scale }
+        Self { case: case.clone(), qkv, biased, bias, stride, k_at, v_at, angles, norms, scale }
     }
 
     /// One head after norm and rotation, with bounds.
     fn rotated(&self, row: usize, at: usize, norm: &[f32]) -> Vec<Bounded> {
         let case = &self.case;
-        let mut x = f64s(&self.qkv[row * self.stride + at..][..case.head]);
+        let mut x = f64s(&self.biased[row * self.stride + at..][..case.head]);
         let mut off = vec![0.0; case.head];
         if case.normed {
             (_, x) = prepare_reference(&x, None, Some(&f64s(norm)), f64::from(EPSILON));
@@ -644,7 +669,7 @@ impl HeadRows {
     /// A value head after its norm, with bounds.
     fn value(&self, row: usize, kv: usize) -> Vec<Bounded> {
         let case = &self.case;
-        let x = f64s(&self.qkv[row * self.stride + self.v_at + kv * case.head..][..case.head]);
+        let x = f64s(&self.biased[row * self.stride + self.v_at + kv * case.head..][..case.head]);
         if !case.value_norms {
             return x.into_iter().map(|v| (v, 0.0)).collect();
         }
@@ -692,6 +717,7 @@ impl HeadRows {
         device.fill(&cache.values, unwritten).unwrap();
         let angles = upload(device, &self.angles);
         let [q_norm, k_norm] = self.norms.each_ref().map(|norm| upload(device, norm));
+        let bias = upload(device, &self.bias);
         let out_stride = q_heads * head + 5;
         let (mut all_rows, mut all_out) = (Vec::new(), Vec::new());
         let mut start = 0;
@@ -706,11 +732,13 @@ impl HeadRows {
                 q_heads,
                 k_at: self.k_at,
                 v_at: self.v_at,
+                bias: case.bias.then_some(&bias),
                 angles: &angles,
                 half_rotated: case.half_rotated,
                 pairing: case.pairing,
                 norms: case.normed.then_some((&q_norm, &k_norm)),
                 value_norms: case.value_norms,
+                queries_only: false,
                 epsilon: EPSILON,
             };
             let mut launch = kernels.rotate_and_cache(device, &rotation, &cache, rows).unwrap();
@@ -725,6 +753,7 @@ impl HeadRows {
                 window: case.window,
                 canvas,
                 scale: self.scale,
+                softcap: case.softcap,
             };
             let mut launch = kernels.attention(device, &looks, &cache, rows).unwrap();
             launch.set(ATTENTION_START, Arg::I32(start as i32)).unwrap();
@@ -791,7 +820,7 @@ impl HeadRows {
                 .map(|i| row * self.stride + i);
             for i in others {
                 prop_assert!(
-                    found.rows[i].to_bits() == self.qkv[i].to_bits(),
+                    found.rows[i].to_bits() == self.biased[i].to_bits(),
                     "value {} of the rows is written",
                     i
                 );
@@ -818,9 +847,13 @@ impl HeadRows {
                     terms += 1.0;
                 }
                 // An error of a score is a relative error of its weight.
-                let score_off = (head as f64 + 4.0) * ULP * size;
+                let mut score_off = (head as f64 + 4.0) * ULP * size;
+                if case.softcap > 0.0 {
+                    score_off += 8.0 * ULP * size.min(f64::from(case.softcap)); // the device's tanh
+                }
                 let (keys, values) = (&found.keys[kv], &found.values[kv]);
-                let expected = attention_reference(case.kind, q, keys, values, seen.clone(), self.scale);
+                let (scale, softcap) = (self.scale, case.softcap);
+                let expected = attention_reference(case.kind, q, keys, values, seen.clone(), scale, softcap);
                 for (i, (&found, &expected)) in out.iter().zip(&expected).enumerate() {
                     let column = seen.clone().map(|p| f64::from(values[p][i]));
                     let (low, high) = column
@@ -910,6 +943,8 @@ fn a_long_context_crosses_several_tiles() {
                 normed: true,
                 value_norms: false,
                 shared: false,
+                bias: false,
+                softcap: if window.is_none() { 2.0 } else { 0.0 },
                 canvas: 0,
                 reach: 3.0,
                 seed: 5,
@@ -922,5 +957,47 @@ fn a_long_context_crosses_several_tiles() {
                 assert!(same_bits(&together.out, &apart.out), "{case:?} ring {ring}");
             }
         }
+    }
+}
+
+#[test]
+fn queries_over_the_cache_of_another_layer_leave_it_as_it_is() {
+    let (device, kernels) = open();
+    const ROWS: usize = 3;
+    let mut random = Random(11);
+    let mut values = |count: usize| -> Vec<f32> { (0..count).map(|_| random.unit()).collect() };
+    let (qkv, bias, angles) = (values(ROWS * 64), values(64), values(ROWS * 16));
+    let norms = [upload(&device, &values(16)), upload(&device, &values(16))];
+    let rotate = |queries_only: bool, cache: &Cache| {
+        let rows = upload(&device, &qkv);
+        let (bias, angles) = (upload(&device, &bias), upload(&device, &angles));
+        let rotation = Rotation {
+            qkv: &rows,
+            stride: 64,
+            q_heads: 2,
+            k_at: 32,
+            v_at: 48,
+            bias: Some(&bias),
+            angles: &angles,
+            half_rotated: 8,
+            pairing: Pairing::RotatedHalves,
+            norms: Some((&norms[0], &norms[1])),
+            value_norms: true,
+            queries_only,
+            epsilon: EPSILON,
+        };
+        device.enqueue(&kernels.rotate_and_cache(&device, &rotation, cache, ROWS).unwrap()).unwrap();
+        download(&device, &rows)
+    };
+    let cache = Cache::new(&device, CacheKind::F32, 1, 16, 64).unwrap();
+    device.fill(&cache.keys, POISON).unwrap();
+    device.fill(&cache.values, POISON).unwrap();
+    let queries = rotate(true, &cache);
+    assert!(is_poison(&download(&device, &cache.keys)) && is_poison(&download(&device, &cache.values)));
+    let whole = rotate(false, &cache);
+    for row in 0..ROWS {
+        let at = row * 64;
+        assert!(same_bits(&queries[at..at + 32], &whole[at..at + 32]), "queries of row {row}");
+        assert!(same_bits(&queries[at + 32..at + 64], &qkv[at + 32..at + 64]), "the rest of row {row}");
     }
 }

@@ -40,6 +40,8 @@ fn heads_of_every_kind() {
                     keys_are_values: full,
                     window: !full,
                     canvas: pairing != Pairing::Neighbours,
+                    bias: full,
+                    softcap: full == (cache == CacheKind::F16),
                     ..Heads::plain(32, cache)
                 };
                 self_test(&device, &kernels, &[], &heads).unwrap();

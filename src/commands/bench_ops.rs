@@ -262,11 +262,13 @@ impl Bench<'_> {
                 q_heads: heads,
                 k_at,
                 v_at,
+                bias: None,
                 angles: &angles,
                 half_rotated: head_size / 2,
                 pairing: Pairing::RotatedHalves,
                 norms: None,
                 value_norms: false,
+                queries_only: false,
                 epsilon: 1e-5,
             };
             let looks = Attention {
@@ -278,6 +280,7 @@ impl Bench<'_> {
                 window: None,
                 canvas: false,
                 scale: 0.1,
+                softcap: 0.0,
             };
             let mut rotate = self.kernels.rotate_and_cache(&self.device, &rotation, &cache, rows)?;
             rotate.set(ROTATE_START, Arg::I32(start as i32))?;

@@ -7,11 +7,13 @@ use anyhow::{Context, Result, bail};
 
 pub mod bench_denoise;
 pub mod bench_ops;
+pub mod bench_passes;
 pub mod convert;
 pub mod denoise;
 pub mod detokenize;
 pub mod devices;
 pub mod logits;
+pub mod run;
 pub mod tokenize;
 
 /// Refuses ids that a model has no token for.

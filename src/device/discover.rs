@@ -103,6 +103,25 @@ impl DeviceInfo {
     pub fn is_pocl(&self) -> bool {
         self.platform.contains("Portable Computing Language")
     }
+
+    /// Whether kernels may hold the host's instructions for vectors of 512 bits (AVX-512 F) as inline assembly: the device is
+    /// the host's processor, which has them and whose compiler makes use of them, and is known to pass assembly on.
+    pub fn takes_avx512(&self) -> bool {
+        self.kind == DeviceKind::Cpu
+            && (self.is_intel() || self.is_pocl())
+            && self.native_float_width >= 16
+            && host_has_avx512()
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn host_has_avx512() -> bool {
+    std::arch::is_x86_feature_detected!("avx512f")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn host_has_avx512() -> bool {
+    false
 }
 
 impl fmt::Display for DeviceInfo {

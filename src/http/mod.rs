@@ -39,8 +39,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use sha2::{Digest, Sha256};
 
 use crate::config::{Config, SamplingConfig, ServerConfig};
-use studio::Remote;
 use crate::engine::{EngineHandle, Model};
+use studio::Remote;
 
 pub use router::router;
 pub use server::serve;

@@ -32,7 +32,7 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
         Opened { device, tokenizer, template },
         Box::new(backend),
         super::Facts {
-            architecture: trained.family.architecture(),
+            architecture: trained.family.architecture,
             quantisation: quantisation(gguf).to_owned(),
             identity: gguf.identity().to_string(),
             choices: String::new(),

@@ -1,29 +1,10 @@
 //! The keys of a model's architecture: each is understood, says what is true anyway, or keeps the model from loading.
 //! A key passed over in silence would make a model that answers, and answers wrongly.
 
-use super::config::{CausalConfig, Family};
+use super::config::{CausalConfig, Keys};
 use super::error::ModelError;
-use crate::checkpoint::gguf::{Gguf, Value};
+use crate::checkpoint::gguf::Value;
 
-/// Keys that [`CausalConfig::read`] reads and checks.
-const READ: &[&str] = &[
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.layer_norm_rms_epsilon",
-    "attention.sliding_window",
-    "attention.value_length",
-    "block_count",
-    "context_length",
-    "embedding_length",
-    "feed_forward_length",
-    "rope.dimension_count",
-    "rope.freq_base",
-    "rope.scaling.factor",
-    "rope.scaling.type",
-];
-/// Those of models whose layers alternate between a window and everything.
-const READ_OF_SLIDING: &[&str] = &["attention.sliding_window_pattern", "rope.freq_base_swa"];
 /// Keys that tell of training or of the conversion: the forward pass is the same whatever they say.
 const HARMLESS: &[&str] =
     &["rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"];
@@ -65,20 +46,17 @@ impl Neutral {
     }
 }
 
-/// Checks that no key of the architecture asks for what this version does not do.
+/// Checks that no key of the architecture that has not been read asks for what this version does not do.
 ///
 /// # Errors
 /// The first such key, with its value.
-pub fn check(gguf: &Gguf, config: &CausalConfig) -> Result<(), ModelError> {
-    let metadata = gguf.metadata();
-    let prefix = format!("{}.", config.family.architecture());
-    let refuse = |what: String| Err(ModelError::Unsupported { path: gguf.path().to_owned(), what });
+pub fn check(keys: &Keys<'_>, config: &CausalConfig) -> Result<(), ModelError> {
+    let metadata = keys.gguf().metadata();
+    let prefix = format!("{}.", keys.architecture());
+    let refuse = |what: String| Err(keys.unsupported(what));
     for key in metadata.keys() {
         let (Some(name), Some(value)) = (key.strip_prefix(&prefix), metadata.get(key)) else { continue };
-        let read = READ.contains(&name)
-            || (config.family == Family::Gemma3 && READ_OF_SLIDING.contains(&name))
-            || HARMLESS.contains(&name);
-        if read {
+        if keys.asked_for(name) || HARMLESS.contains(&name) {
             continue;
         }
         if name == "vocab_size" {

@@ -12,7 +12,7 @@ mod repack;
 mod weights;
 
 pub use causal::{Causal, LoadOptions, Logits};
-pub use config::{CausalConfig, Family, Rope};
+pub use config::{CausalConfig, Family, FeedForward, LayerConfig, Rope, Windows};
 pub use error::ModelError;
 pub use plan::MemoryPlan;
 pub use repack::RepackError;

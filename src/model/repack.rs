@@ -95,9 +95,15 @@ pub fn format_of(ty: GgmlType) -> Format {
         GgmlType::Q5_0 => Format::Q5_0,
         GgmlType::Q5_1 => Format::Q5_1,
         GgmlType::Q8_0 => Format::Q8_0,
+        GgmlType::Q2K => Format::Q2K,
+        GgmlType::Q3K => Format::Q3K,
         GgmlType::Q4K => Format::Q4K,
         GgmlType::Q5K => Format::Q5K,
         GgmlType::Q6K => Format::Q6K,
+        GgmlType::IQ4_NL => Format::Iq4Nl,
+        GgmlType::IQ4_XS => Format::Iq4Xs,
+        GgmlType::TQ1_0 | GgmlType::TQ2_0 => Format::Tq2,
+        GgmlType::MXFP4 => Format::Mxfp4,
     }
 }
 
@@ -305,13 +311,11 @@ fn ggml_row(part: &Rows, ty: GgmlType, row: usize, lane: usize, out: &mut [u8]) 
     let mut unpacked = Unpacked::default();
     for (index, block) in bytes.chunks_exact(ty.block_bytes()).enumerate() {
         unpack_block(ty, block, &mut unpacked)?;
-        let scales: &[u8] = match format {
-            Format::Q6K => &unpacked.scales,
-            Format::Q4K | Format::Q5K => &unpacked.scales[..8],
-            _ => &[],
+        let scale = match ty {
+            GgmlType::MXFP4 => u16::from(unpacked.scales[0]),
+            _ => unpacked.d,
         };
-        let offsets: &[u8] = if matches!(format, Format::Q4K | Format::Q5K) { &unpacked.mins } else { &[] };
-        let scales = Scales { scale: unpacked.d, offset: unpacked.m, scales, offsets };
+        let scales = Scales { scale, offset: unpacked.m, scales: &unpacked.scales, offsets: &unpacked.mins };
         format.put_codes(out, lane, index * values, &unpacked.codes[..values], scales);
     }
     Ok(())

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use half::f16;
 use serde::{Deserialize, Serialize};
 
-use super::check::{check, int};
+use super::check::{check, holds_floats, int};
 use super::kernels::{Kernels, OpsError};
 use super::round_up;
 use crate::device::{Arg, Buffer, Device, DeviceError, Launch, Purpose};
@@ -18,13 +18,14 @@ const TILE: usize = 64;
 const ROWS: usize = 8;
 
 /// Index of the argument of [`Kernels::rotate_and_cache`] that holds the position of the first row.
-pub const ROTATE_START: usize = 11;
+pub const ROTATE_START: usize = 12;
 /// Index of the argument of [`Kernels::attention`] that holds the position of the first row.
 pub const ATTENTION_START: usize = 7;
 
 /// Flags of `cl/attention.cl`.
 const HEAD_NORMS: i32 = 1;
 const VALUE_NORMS: i32 = 2;
+const BIAS: i32 = 4;
 
 /// Number type of a key-value cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
@@ -167,6 +168,8 @@ pub struct Rotation<'a> {
     pub k_at: usize,
     /// First value of the values in a row; the same as `k_at` where the raw keys are the values.
     pub v_at: usize,
+    /// Added to all heads before anything else is done to them: f32, laid out as a row of `qkv`.
+    pub bias: Option<&'a Buffer>,
     /// f32 `[position][half_rotated][cos, sin]`.
     pub angles: &'a Buffer,
     /// Pairs of a head that are rotated.
@@ -177,6 +180,8 @@ pub struct Rotation<'a> {
     pub norms: Option<(&'a Buffer, &'a Buffer)>,
     /// Value heads get an RMS norm without a weight.
     pub value_norms: bool,
+    /// The cache is another layer's, which has filled it: the row has query heads only, and the cache stays as it is.
+    pub queries_only: bool,
     /// Added to the mean of squares in norms.
     pub epsilon: f32,
 }
@@ -200,6 +205,8 @@ pub struct Attention<'a> {
     pub canvas: bool,
     /// Scores are multiplied by it.
     pub scale: f32,
+    /// Then they become `softcap * tanh(score / softcap)`; 0 leaves them.
+    pub softcap: f32,
 }
 
 impl Kernels {
@@ -223,9 +230,11 @@ impl Kernels {
         check(OP, 2 * rotation.half_rotated <= head, || {
             format!("{} rotated values in a head of {head}", 2 * rotation.half_rotated)
         })?;
-        let width = (rotation.q_heads * head)
-            .max(rotation.k_at + cache.heads * head)
-            .max(rotation.v_at + cache.heads * head);
+        let kv_heads = if rotation.queries_only { 0 } else { cache.heads };
+        let mut width = rotation.q_heads * head;
+        if kv_heads > 0 {
+            width = width.max(rotation.k_at.max(rotation.v_at) + kv_heads * head);
+        }
         check(OP, rotation.stride >= width && rotation.qkv.size() >= rows * rotation.stride * 4, || {
             format!(
                 "{rows} rows of {width} values in {} bytes, stride {}",
@@ -233,14 +242,18 @@ impl Kernels {
                 rotation.stride
             )
         })?;
+        if let Some(bias) = rotation.bias {
+            holds_floats(OP, "the bias", bias, width)?;
+        }
         let (q_norm, k_norm) = rotation.norms.unwrap_or((self.unused(), self.unused()));
         let gap = match rotation.pairing {
             Pairing::Neighbours => 1,
             Pairing::RotatedHalves => rotation.half_rotated,
             Pairing::HeadHalves => head / 2,
         };
-        let norms =
-            rotation.norms.map_or(0, |_| HEAD_NORMS) | if rotation.value_norms { VALUE_NORMS } else { 0 };
+        let norms = rotation.norms.map_or(0, |_| HEAD_NORMS)
+            | if rotation.value_norms { VALUE_NORMS } else { 0 }
+            | rotation.bias.map_or(0, |_| BIAS);
         Ok(Launch::with_args(
             &self.attention_kernel(device, head, cache.kind, OP)?,
             &[
@@ -248,11 +261,12 @@ impl Kernels {
                 Arg::Buffer(rotation.angles),
                 Arg::Buffer(q_norm),
                 Arg::Buffer(k_norm),
+                Arg::Buffer(rotation.bias.unwrap_or(self.unused())),
                 Arg::Buffer(&cache.keys),
                 Arg::Buffer(&cache.values),
                 Arg::I32(int(OP, "stride", rotation.stride)?),
                 Arg::I32(int(OP, "query heads", rotation.q_heads)?),
-                Arg::I32(int(OP, "key-value heads", cache.heads)?),
+                Arg::I32(int(OP, "key-value heads", kv_heads)?),
                 Arg::I32(int(OP, "the keys' start", rotation.k_at)?),
                 Arg::I32(int(OP, "the values' start", rotation.v_at)?),
                 Arg::I32(0),
@@ -296,6 +310,9 @@ impl Kernels {
                 )
             },
         )?;
+        check(OP, attention.softcap >= 0.0 && attention.softcap.is_finite(), || {
+            format!("a soft cap of {}", attention.softcap)
+        })?;
         let window = attention.window.unwrap_or(cache.capacity).min(cache.capacity);
         Ok(Launch::with_args(
             &self.attention_kernel(device, cache.head_size, cache.kind, OP)?,
@@ -313,6 +330,7 @@ impl Kernels {
                 Arg::I32(int(OP, "heads of a group", attention.q_heads / cache.heads)?),
                 Arg::I32(if attention.canvas { int(OP, "rows", rows)? } else { 0 }),
                 Arg::F32(attention.scale),
+                Arg::F32(attention.softcap),
             ],
             &[attention.q_heads, rows.div_ceil(ROWS)],
             Some(&[1, 1]),
@@ -329,6 +347,7 @@ pub fn attention_reference(
     values: &[Vec<f32>],
     seen: RangeInclusive<usize>,
     scale: f32,
+    softcap: f32,
 ) -> Vec<f64> {
     let rounded = |v: f32| {
         f64::from(match kind {
@@ -339,7 +358,9 @@ pub fn attention_reference(
     let scores: Vec<f64> = seen
         .clone()
         .map(|p| {
-            q.iter().zip(&keys[p]).map(|(a, &b)| f64::from(*a) * rounded(b)).sum::<f64>() * f64::from(scale)
+            let dot: f64 = q.iter().zip(&keys[p]).map(|(a, &b)| f64::from(*a) * rounded(b)).sum();
+            let (score, cap) = (dot * f64::from(scale), f64::from(softcap));
+            if cap > 0.0 { cap * (score / cap).tanh() } else { score }
         })
         .collect();
     let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

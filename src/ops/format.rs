@@ -1,19 +1,25 @@
 //! How repacked weights lie in memory; the same layout as `cl/include/weights.h`, which says why.
 
+mod codes;
+
 use half::{bf16, f16};
 
 use super::round_up;
+use codes::{Codes, GROUP};
 
 /// Outputs (rows of the weight matrix) in a tile.
 pub const TILE: usize = 16;
 /// Rows of a matrix are padded to a multiple of this: kernels take tiles in pairs.
 pub const ROW_MULTIPLE: usize = 2 * TILE;
-/// Columns in a group.
-const GROUP: usize = 32;
+
+/// What the codes of IQ4_NL and IQ4_XS stand for; the same as `CODEBOOK` in `cl/include/weights.h`.
+const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// What those of MXFP4 stand for.
+const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// A weight format of the kernels; the numbers are those of `FORMAT_…` in `cl/include/weights.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs)] // named like the GGUF types they hold, W4 like the experts of dg-w4a16-v1
+#[allow(missing_docs)] // named like the GGUF types they hold, W4 like the experts of dg-w4a16-v1; TQ2_0 holds TQ1_0, too
 pub enum Format {
     F32 = 0,
     F16 = 1,
@@ -27,25 +33,49 @@ pub enum Format {
     Q5K = 9,
     Q6K = 10,
     W4 = 11,
+    Q2K = 12,
+    Q3K = 13,
+    Iq4Nl = 14,
+    Iq4Xs = 15,
+    Mxfp4 = 16,
+    Tq2 = 17,
 }
 
 /// Scales of one block of one row as stored in the file: bits of f16 and small integers.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Scales<'a> {
-    /// Bits of the f16 scale.
+    /// Bits of the f16 scale; the exponent of MXFP4's.
     pub scale: u16,
-    /// Bits of the f16 offset: added for Q4_1 and Q5_1, subtracted for K formats, subtracted from the code for W4; 0
-    /// where there is none.
+    /// Bits of the f16 offset: added for Q4_1 and Q5_1, subtracted for Q2_K, Q4_K and Q5_K, subtracted from the code for
+    /// W4; 0 where there is none.
     pub offset: u16,
-    /// Integer scales of the groups of a K format: 8, or 16 signed ones for Q6_K.
+    /// Integer scales of the groups of a format with blocks of 256: 16 for Q2_K, Q3_K and Q6_K, 8 for Q4_K, Q5_K and
+    /// IQ4_XS; signed for Q3_K, Q6_K and IQ4_XS.
     pub scales: &'a [u8],
-    /// Integer offsets of the 8 groups of Q4_K and Q5_K.
+    /// As many integer offsets of Q2_K, Q4_K and Q5_K.
     pub offsets: &'a [u8],
+}
+
+/// Where the scales of a block lie, in front of its codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scaling {
+    /// Nowhere: there are none.
+    None,
+    /// half `[2][16]`: of each group.
+    Halves,
+    /// half `scale[16]`, `offset[16]`; 32 bytes unused where there is no offset.
+    Whole { offset: bool },
+    /// half `scale[16]`, `offset[16]` likewise; then bytes `scales[groups][16]`, and as many offsets.
+    Groups { groups: usize, offset: bool },
+    /// half `scale[16]`, `offset[16]`; then bytes `[16][16]`, a scale in the lower half of each and an offset in the upper.
+    Shared,
+    /// Bytes `[4][16]`: exponents of each group.
+    Exponents,
 }
 
 impl Format {
     /// All formats, in the order of their numbers.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 18] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
@@ -58,6 +88,12 @@ impl Format {
         Self::Q5K,
         Self::Q6K,
         Self::W4,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::Mxfp4,
+        Self::Tq2,
     ];
 
     /// The name people know, as in `Q4_K`.
@@ -75,68 +111,113 @@ impl Format {
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
             Self::W4 => "W4",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
+            Self::Iq4Nl => "IQ4_NL",
+            Self::Iq4Xs => "IQ4_XS",
+            Self::Mxfp4 => "MXFP4",
+            Self::Tq2 => "TQ2_0",
         }
     }
 
     /// Groups of 32 columns in a block.
     pub fn block_groups(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 | Self::Q4_1 | Self::Q5_1 => 1,
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::W4 => 2,
-            Self::Q4K | Self::Q5K | Self::Q6K => 8,
+        match self.scaling() {
+            Scaling::None => 1,
+            Scaling::Halves => 2,
+            Scaling::Whole { .. } => match self {
+                Self::W4 => 2,
+                Self::Tq2 => 8,
+                _ => 1,
+            },
+            Scaling::Exponents => 4,
+            Scaling::Groups { .. } | Scaling::Shared => 8,
         }
     }
 
     /// Codes that [`put_codes`](Self::put_codes) takes at a time, those of one [`Scales`]; 1 for plain numbers.
     pub fn block_codes(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => GROUP,
-            Self::W4 => 2 * GROUP,
-            Self::Q4K | Self::Q5K | Self::Q6K => 8 * GROUP,
+        match self.scaling() {
+            Scaling::None => 1,
+            Scaling::Halves | Scaling::Exponents => GROUP,
+            Scaling::Whole { .. } | Scaling::Groups { .. } | Scaling::Shared => self.block_groups() * GROUP,
         }
     }
 
     /// Columns that share a scale in the kernels' arithmetic.
     pub fn scale_group(self) -> usize {
-        if self == Self::Q6K { 16 } else { GROUP }
+        match self.scaling() {
+            Scaling::Groups { groups: 16, .. } | Scaling::Shared => 16,
+            _ => GROUP,
+        }
+    }
+
+    /// Different codes there are; 0 for plain numbers.
+    pub fn codes_below(self) -> u32 {
+        self.codes().below()
+    }
+
+    fn scaling(self) -> Scaling {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => Scaling::None,
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl => Scaling::Halves,
+            Self::Q4_1 | Self::Q5_1 | Self::W4 => Scaling::Whole { offset: true },
+            Self::Tq2 => Scaling::Whole { offset: false },
+            Self::Q4K | Self::Q5K => Scaling::Groups { groups: 8, offset: true },
+            Self::Iq4Xs => Scaling::Groups { groups: 8, offset: false },
+            Self::Q3K | Self::Q6K => Scaling::Groups { groups: 16, offset: false },
+            Self::Q2K => Scaling::Shared,
+            Self::Mxfp4 => Scaling::Exponents,
+        }
+    }
+
+    fn codes(self) -> Codes {
+        match self {
+            Self::F32 => Codes::Numbers(4),
+            Self::F16 | Self::Bf16 => Codes::Numbers(2),
+            Self::Q4_0 | Self::Q4_1 | Self::Q4K | Self::W4 | Self::Iq4Nl | Self::Iq4Xs | Self::Mxfp4 => {
+                Codes::Nibbles { high: 0 }
+            }
+            Self::Q5_0 | Self::Q5_1 | Self::Q5K => Codes::Nibbles { high: 1 },
+            Self::Q6K => Codes::Nibbles { high: 2 },
+            Self::Q8_0 => Codes::Bytes,
+            Self::Q2K | Self::Tq2 => Codes::Pairs,
+            Self::Q3K => Codes::Triples,
+        }
     }
 
     fn scale_bytes(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => 0,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::W4 => 64,
-            Self::Q4K | Self::Q5K | Self::Q6K => 320,
+        match self.scaling() {
+            Scaling::None => 0,
+            Scaling::Halves | Scaling::Whole { .. } | Scaling::Exponents => 64,
+            Scaling::Groups { groups, offset } => 64 + groups * TILE * if offset { 2 } else { 1 },
+            Scaling::Shared => 64 + 16 * TILE,
         }
     }
 
     fn group_bytes(self) -> usize {
-        match self {
-            Self::F32 => 2048,
-            Self::F16 | Self::Bf16 => 1024,
-            Self::Q4_0 | Self::Q4_1 | Self::Q4K | Self::W4 => 256,
-            Self::Q5_0 | Self::Q5_1 | Self::Q5K => 320,
-            Self::Q6K => 384,
-            Self::Q8_0 => 512,
-        }
+        self.codes().bytes()
     }
 
-    /// Bits above the nibble of a code: 0, 1 or 2.
-    fn high_bits(self) -> usize {
-        match self {
-            Self::Q5_0 | Self::Q5_1 | Self::Q5K => 1,
-            Self::Q6K => 2,
-            _ => 0,
-        }
-    }
-
+    /// The code that stands for zero, where one does for all weights.
     fn centre(self) -> f32 {
         match self {
             Self::Q4_0 => 8.0,
             Self::Q5_0 => 16.0,
             Self::Q8_0 => 128.0,
             Self::Q6K => 32.0,
+            Self::Q3K => 4.0,
+            Self::Tq2 => 1.0,
             _ => 0.0,
+        }
+    }
+
+    /// What codes stand for where it is no even scale.
+    fn codebook(self) -> Option<&'static [i8; 16]> {
+        match self {
+            Self::Iq4Nl | Self::Iq4Xs => Some(&IQ4),
+            Self::Mxfp4 => Some(&MXFP4),
+            _ => None,
         }
     }
 
@@ -171,48 +252,49 @@ impl Format {
     /// [`tile_bytes`](Self::tile_bytes) long and `first` a multiple of `block_codes`.
     pub fn put_codes(self, tile: &mut [u8], lane: usize, first: usize, codes: &[u8], scales: Scales<'_>) {
         let (block, _) = self.place(first);
-        let half_of_block = match self {
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => first / GROUP % 2 * 32,
-            _ => 0,
+        let mut half = |at: usize, bits: u16| {
+            let at = block + at + lane * 2;
+            tile[at..at + 2].copy_from_slice(&bits.to_le_bytes());
         };
-        let at = block + half_of_block + lane * 2;
-        tile[at..at + 2].copy_from_slice(&scales.scale.to_le_bytes());
-        if matches!(self, Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K | Self::W4) {
-            let at = block + 32 + lane * 2;
-            tile[at..at + 2].copy_from_slice(&scales.offset.to_le_bytes());
+        let group = first / GROUP;
+        match self.scaling() {
+            Scaling::None => {}
+            Scaling::Halves => half(group % 2 * 32, scales.scale),
+            Scaling::Whole { offset } | Scaling::Groups { offset, .. } => {
+                half(0, scales.scale);
+                if offset {
+                    half(32, scales.offset);
+                }
+            }
+            Scaling::Shared => {
+                half(0, scales.scale);
+                half(32, scales.offset);
+            }
+            Scaling::Exponents => tile[block + group % 4 * TILE + lane] = scales.scale as u8,
         }
-        for (i, &s) in scales.scales.iter().enumerate() {
-            tile[block + 64 + i * TILE + lane] = s;
-        }
-        for (i, &s) in scales.offsets.iter().enumerate() {
-            tile[block + 192 + i * TILE + lane] = s;
+        match self.scaling() {
+            Scaling::Groups { groups, offset } => {
+                for (i, &s) in scales.scales.iter().take(groups).enumerate() {
+                    tile[block + 64 + i * TILE + lane] = s;
+                }
+                for (i, &s) in scales.offsets.iter().take(if offset { groups } else { 0 }).enumerate() {
+                    tile[block + 64 + (groups + i) * TILE + lane] = s;
+                }
+            }
+            Scaling::Shared => {
+                for (i, (&s, &o)) in scales.scales.iter().zip(scales.offsets).take(16).enumerate() {
+                    tile[block + 64 + i * TILE + lane] = s & 15 | o << 4;
+                }
+            }
+            _ => {}
         }
         for (g, group) in codes.chunks_exact(GROUP).enumerate() {
             let (_, base) = self.place(first + g * GROUP);
-            let mut put = |word: usize, value: u32| {
+            for (word, value) in
+                self.codes().words(group).into_iter().take(self.group_bytes() / 64).enumerate()
+            {
                 let at = base + (word * TILE + lane) * 4;
                 tile[at..at + 4].copy_from_slice(&value.to_le_bytes());
-            };
-            if self == Self::Q8_0 {
-                for (j, bytes) in group.chunks_exact(4).enumerate() {
-                    put(j, bytes.iter().rev().fold(0, |word, &b| word << 8 | u32::from(b)));
-                }
-                continue;
-            }
-            let bits = self.high_bits();
-            let mut high = [0u32; 2];
-            for (j, eight) in group.chunks_exact(8).enumerate() {
-                let mut word = 0;
-                for (i, &code) in eight.iter().enumerate() {
-                    word |= u32::from(code & 15) << (4 * i);
-                    if bits > 0 {
-                        high[j * bits / 4] |= u32::from(code >> 4) << (4 * ((i + 1) & 7) + j * bits % 4);
-                    }
-                }
-                put(j, word);
-            }
-            for (j, &word) in high.iter().enumerate().take(bits) {
-                put(4 + j, word);
             }
         }
     }
@@ -240,37 +322,42 @@ impl Format {
             Self::Bf16 => return bf16::from_bits(u16_at(base + element * 2)).to_f32(),
             _ => {}
         }
-        let code = if self == Self::Q8_0 {
-            u32_at(base + (within / 4 * TILE + lane) * 4) >> (8 * (within % 4)) & 255
-        } else {
-            let (j, i, bits) = (within / 8, within % 8, self.high_bits());
-            let low = u32_at(base + (j * TILE + lane) * 4) >> (4 * i) & 15;
-            let high = if bits == 0 {
-                0
-            } else {
-                let word = u32_at(base + ((4 + j * bits / 4) * TILE + lane) * 4);
-                word >> (4 * ((i + 1) & 7) + j * bits % 4) & ((1 << bits) - 1)
-            };
-            low | high << 4
+        let code = self.codes().code(within, |word| u32_at(base + (word * TILE + lane) * 4));
+        let number = match self.codebook() {
+            Some(numbers) => f32::from(numbers[code as usize & 15]),
+            None => code as f32 - self.centre(),
         };
-        let code = code as f32;
-        let group = column / GROUP % 8;
-        match self {
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => {
-                f16_at(block + column / GROUP % 2 * 32 + lane * 2) * (code - self.centre())
+        let group = column / GROUP;
+        let (scale, offset) = (f16_at(block + lane * 2), f16_at(block + 32 + lane * 2));
+        let byte = |row: usize| tile[block + 64 + row * TILE + lane];
+        match self.scaling() {
+            Scaling::None => number,
+            Scaling::Halves => f16_at(block + group % 2 * 32 + lane * 2) * number,
+            Scaling::Whole { .. } if self == Self::W4 => scale * (number - offset),
+            Scaling::Whole { offset: true } => scale * number + offset,
+            Scaling::Whole { offset: false } => scale * number,
+            Scaling::Groups { groups, offset: true } => {
+                let at = group % groups;
+                scale * f32::from(byte(at)) * number - offset * f32::from(byte(groups + at))
             }
-            Self::Q4_1 | Self::Q5_1 => f16_at(block + lane * 2) * code + f16_at(block + 32 + lane * 2),
-            Self::W4 => f16_at(block + lane * 2) * (code - f16_at(block + 32 + lane * 2)),
-            Self::Q6K => {
-                let scale = tile[block + 64 + column / 16 % 16 * TILE + lane] as i8;
-                f16_at(block + lane * 2) * f32::from(scale) * (code - self.centre())
+            Scaling::Groups { groups, offset: false } => {
+                let at = column % 256 / (256 / groups);
+                scale * f32::from(byte(at).cast_signed()) * number
             }
-            _ => {
-                let scale = f16_at(block + lane * 2) * f32::from(tile[block + 64 + group * TILE + lane]);
-                let offset =
-                    f16_at(block + 32 + lane * 2) * f32::from(tile[block + 192 + group * TILE + lane]);
-                scale * code - offset
+            Scaling::Shared => {
+                let byte = byte(column / 16 % 16);
+                scale * f32::from(byte & 15) * number - offset * f32::from(byte >> 4)
             }
+            Scaling::Exponents => power(tile[block + group % 4 * TILE + lane]) * number,
         }
     }
+}
+
+/// The scale that an exponent of MXFP4 stands for: 2^(exponent - 128), halved because the codebook's numbers are doubled.
+fn power(exponent: u8) -> f32 {
+    let bits = match exponent {
+        0 | 1 => 0x0020_0000 << exponent,
+        _ => (u32::from(exponent) - 1) << 23,
+    };
+    f32::from_bits(bits)
 }

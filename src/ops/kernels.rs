@@ -98,6 +98,8 @@ pub struct Kernels {
     rows_at_once: usize,
     /// Defined where the compiler is known to have the host's prefetch instruction.
     prefetch: &'static str,
+    /// Defined where it is known to take the host's instruction that looks 16 numbers up among 16.
+    permute: &'static str,
     /// Stands for buffers a launch does not use.
     unused: crate::device::Buffer,
     compute_units: usize,
@@ -132,6 +134,7 @@ impl Kernels {
             } else {
                 ""
             },
+            permute: if info.takes_avx512() { "#define HOST_PERMUTE\n" } else { "" },
             // 16 or 32 vector registers: accumulators of a row block must stay in them.
             rows_at_once: if info.native_float_width >= 16 { 8 } else { 3 },
             unused: device.alloc(crate::device::Purpose::Scratch, 64)?,
@@ -175,10 +178,10 @@ impl Kernels {
 
     /// What begins every program that multiplies packed rows with weights of a format.
     fn products_source(&self, format: Format) -> String {
-        let (number, rows, prefetch, [pack, pair]) =
-            (format as usize, self.rows_at_once, self.prefetch, self.pair());
+        let (number, rows, [pack, pair]) = (format as usize, self.rows_at_once, self.pair());
+        let (prefetch, permute) = (self.prefetch, self.permute);
         format!(
-            "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{COMMON}{WEIGHTS}{PRODUCTS}{pack}{pair}"
+            "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{permute}{COMMON}{WEIGHTS}{PRODUCTS}{pack}{pair}"
         )
     }
 

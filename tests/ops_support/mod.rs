@@ -162,6 +162,12 @@ pub fn f64s(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&value| f64::from(value)).collect()
 }
 
+/// What the codes of IQ4_NL and IQ4_XS stand for.
+const IQ4: [f64; 16] =
+    [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
+/// What those of FP4 (E2M1) stand for.
+const FP4: [f64; 16] = [0., 0.5, 1., 1.5, 2., 3., 4., 6., 0., -0.5, -1., -1.5, -2., -3., -4., -6.];
+
 /// A random matrix: its tiles, its weights, and for each weight the size of what is added up to make its product.
 pub struct Weights {
     /// As the kernels read them.
@@ -236,7 +242,15 @@ impl Weights {
             Format::Q8_0 => (256, 128.0),
             Format::Q6K => (64, 32.0),
             Format::Q5_1 | Format::Q5K => (32, 0.0),
+            Format::Q2K => (4, 0.0),
+            Format::Q3K => (8, 4.0),
+            Format::Tq2 => (4, 1.0),
             _ => (16, 0.0),
+        };
+        let codebook: Option<[f64; 16]> = match format {
+            Format::Iq4Nl | Format::Iq4Xs => Some(IQ4),
+            Format::Mxfp4 => Some(FP4),
+            _ => None,
         };
         for first in (0..columns).step_by(block) {
             let codes: Vec<u8> = (first..columns.min(first + block))
@@ -251,40 +265,54 @@ impl Weights {
                 Format::W4 => f16::from_f32(random.below(16) as f32),
                 _ => f16::from_f32(random.wide(-7.0, 0.0)),
             };
-            let groups: Vec<u8> =
-                (0..16).map(|_| random.below(if format == Format::Q6K { 256 } else { 64 }) as u8).collect();
-            let offsets: Vec<u8> = (0..8).map(|_| random.below(64) as u8).collect();
-            let has_offset =
-                matches!(format, Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K | Format::W4);
+            // Of MXFP4, now and then one of the two that make a denormal.
+            let exponent = if random.below(16) == 0 { random.below(2) } else { 100 + random.below(30) };
+            let (number, below, signed) = match format {
+                Format::Q4K | Format::Q5K => (8, 64, false),
+                Format::Q6K => (16, 256, true),
+                Format::Q3K => (16, 64, true),
+                Format::Iq4Xs => (8, 64, true),
+                Format::Q2K => (16, 16, false),
+                _ => (0, 1, false),
+            };
+            let groups: Vec<u8> = (0..number)
+                .map(|_| if signed { random.below(below) - below / 2 } else { random.below(below) } as u8)
+                .collect();
+            let offsets: Vec<u8> = (0..number).map(|_| random.below(below) as u8).collect();
+            let has_offsets = matches!(format, Format::Q4K | Format::Q5K | Format::Q2K);
+            let has_offset = has_offsets || matches!(format, Format::Q4_1 | Format::Q5_1 | Format::W4);
             format.put_codes(
                 tile,
                 lane,
                 first,
                 &codes,
                 Scales {
-                    scale: d.to_bits(),
+                    scale: if format == Format::Mxfp4 { exponent as u16 } else { d.to_bits() },
                     offset: if has_offset { m.to_bits() } else { 0 },
-                    scales: match format {
-                        Format::Q6K => &groups,
-                        Format::Q4K | Format::Q5K => &groups[..8],
-                        _ => &[],
-                    },
-                    offsets: if matches!(format, Format::Q4K | Format::Q5K) { &offsets } else { &[] },
+                    scales: &groups,
+                    offsets: if has_offsets { &offsets } else { &[] },
                 },
             );
             for (i, &code) in codes.iter().enumerate() {
-                let (d, m, code) = (d.to_f64(), m.to_f64(), f64::from(code));
+                let (d, m) = (d.to_f64(), m.to_f64());
                 let centre = if format == Format::W4 { m } else { centre };
+                let (value, size) = match codebook {
+                    Some(numbers) => (numbers[usize::from(code)], numbers[usize::from(code)].abs()),
+                    None => (f64::from(code) - centre, f64::from(code) + centre),
+                };
                 let (scale, offset) = match format {
                     Format::Q4_1 | Format::Q5_1 => (d, m),
                     Format::Q4K | Format::Q5K => {
                         (d * f64::from(groups[i / 32]), -m * f64::from(offsets[i / 32]))
                     }
-                    Format::Q6K => (d * f64::from(groups[i / 16] as i8), 0.0),
+                    Format::Q2K => (d * f64::from(groups[i / 16]), -m * f64::from(offsets[i / 16])),
+                    Format::Q3K | Format::Q6K => (d * f64::from(groups[i / 16] as i8), 0.0),
+                    Format::Iq4Xs => (d * f64::from(groups[i / 32] as i8), 0.0),
+                    Format::Mxfp4 => (2f64.powi(exponent as i32 - 127), 0.0),
                     _ => (d, 0.0),
                 };
-                values.push(scale * (code - centre) + offset);
-                sizes.push(scale.abs() * (code + centre) + offset.abs());
+                values.push(scale * value + offset);
+                sizes.push(scale.abs() * size + offset.abs());
             }
         }
     }

@@ -40,6 +40,31 @@ pub enum GgufError {
         /// The tensor that was asked for.
         name: String,
     },
+    /// Some files of a split model are not there.
+    #[error(
+        "{}: this is one of {count} shards of a model, and {} not beside it; download all {count} shards into one \
+         folder, under the names they were published with",
+        path.display(),
+        missing_words(missing)
+    )]
+    MissingShards {
+        /// The shard that was opened.
+        path: PathBuf,
+        /// How many there are.
+        count: u64,
+        /// Those that are missing, at least the first few.
+        missing: Vec<PathBuf>,
+    },
+}
+
+/// `a.gguf is`, or `a.gguf, b.gguf and more are`.
+fn missing_words(missing: &[PathBuf]) -> String {
+    /// How many are named.
+    const MOST: usize = 4;
+    let name = |path: &PathBuf| quoted(&path.file_name().unwrap_or_default().to_string_lossy());
+    let names: Vec<String> = missing.iter().take(MOST).map(name).collect();
+    let more = if missing.len() > MOST { " and more" } else { "" };
+    format!("{}{more} {}", names.join(", "), if missing.len() == 1 { "is" } else { "are" })
 }
 
 /// One thing that is wrong in a file: where it is, what was found and expected there, what to do.
@@ -73,6 +98,8 @@ pub enum Place {
     TensorName(u64),
     /// The tensor of this name.
     Tensor(String),
+    /// What lies behind the tables.
+    Data,
 }
 
 impl fmt::Display for Place {
@@ -83,6 +110,7 @@ impl fmt::Display for Place {
             Place::Key(key) => write!(f, "key {}", quoted(key)),
             Place::TensorName(index) => write!(f, "name of tensor {index}"),
             Place::Tensor(name) => write!(f, "tensor {}", quoted(name)),
+            Place::Data => f.write_str("tensor data"),
         }
     }
 }

@@ -226,13 +226,24 @@ impl Metadata {
 
     /// An error about the value of a present `key`, for callers that understand its type and not its value.
     pub fn fault(&self, key: &str, found: impl Into<String>, expected: impl Into<String>) -> GgufError {
+        self.fault_with(key, found, expected, CONVERT_AGAIN)
+    }
+
+    /// As [`fault`](Self::fault), with what to do.
+    pub(super) fn fault_with(
+        &self,
+        key: &str,
+        found: impl Into<String>,
+        expected: impl Into<String>,
+        advice: &'static str,
+    ) -> GgufError {
         let fault = Box::new(Fault {
             path: self.file.path().to_owned(),
             place: Place::Key(key.to_owned()),
             offset: self.entries.get(key).map_or(0, |entry| entry.at as u64),
             found: found.into(),
             expected: expected.into(),
-            advice: CONVERT_AGAIN,
+            advice,
         });
         fault.into()
     }

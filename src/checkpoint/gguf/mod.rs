@@ -1,16 +1,19 @@
 //! GGUF files, versions 2 and 3: metadata and tensors over a memory map, every length and offset checked.
 //!
-//! [`Gguf::open`] reads the whole description of a file and refuses it unless all of it is sound; after that
+//! [`Gguf::open`] reads the whole description of a model and refuses it unless all of it is sound; after that
 //! nothing can fail but a question for what is not there. Its cost in time and memory is bounded by the length
-//! of the file, whatever the file claims. Tensor data are not touched.
+//! of the files, whatever they claim. Tensor data are not touched.
 //!
 //! A file starts with the magic `GGUF`, a version (u32), the number of tensors and of keys (u64 each). Then
 //! come the keys with their values, the table of tensors, padding up to `general.alignment`, and the tensors'
-//! bytes. All numbers are little-endian.
+//! bytes. All numbers are little-endian. A model may be split into shards, each a whole file of this kind
+//! (`shards.rs`); they are one [`Gguf`].
 
 mod error;
 mod metadata;
+mod part;
 mod reader;
+mod shards;
 mod tensors;
 mod value;
 
@@ -28,65 +31,64 @@ pub use crate::checkpoint::identity::Identity;
 use crate::checkpoint::mapping::Mapping;
 use crate::checkpoint::rows::{Encoding, Rows, Span};
 use error::CONVERT_AGAIN;
-use reader::Reader;
-use tensors::{LEAST_INFO_BYTES, Tensors};
+use part::Part;
+use tensors::Tensors;
 
-/// The fewest bytes of a metadata entry: a key's length and one byte of it, a type, a value of one byte.
-const LEAST_ENTRY_BYTES: usize = 8 + 1 + 4 + 1;
-/// The alignment of a file that does not name one.
-const DEFAULT_ALIGNMENT: u64 = 32;
-
-/// An open file. It can be shared between threads; clones of [`mapping`](Self::mapping) keep the map alive.
+/// An open model, of one file or of a set of shards. It can be shared between threads; its [`rows`](Self::rows) keep
+/// the maps alive.
 #[derive(Debug)]
 pub struct Gguf {
-    file: Arc<Mapping>,
-    version: u32,
-    metadata: Metadata,
+    /// At least one; the first has the keys.
+    parts: Vec<Part>,
     tensors: Tensors,
-    header_len: usize,
     /// Hashed when first asked for: a large vocabulary makes a header of megabytes.
     identity: OnceLock<Identity>,
 }
 
 impl Gguf {
-    /// Maps the file at `path` and checks all of its description.
+    /// Maps the file at `path` and checks all of its description. Any shard of a split model leads to the whole set,
+    /// which lies in the same folder.
     ///
-    /// Errors name the file, the key or tensor, the byte, what was found there and what was expected.
+    /// # Errors
+    /// Errors name the file, the key or tensor, the byte, what was found there and what was expected. Of a set, shards
+    /// that are missing, that belong to another set, or that were joined or renamed.
     pub fn open(path: &Path) -> Result<Gguf, GgufError> {
-        let file = Arc::new(Mapping::open(path)?);
-        let mut reader = Reader::new(path, (*file).as_ref());
-        let version = read_version(&mut reader)?;
-        let tensor_count = reader.count(LEAST_INFO_BYTES, "tensors")?;
-        let key_count = reader.count(LEAST_ENTRY_BYTES, "keys")?;
-        let metadata = Metadata::read(&mut reader, &file, key_count)?;
-        refuse_shards(&metadata)?;
-        let alignment = alignment(&metadata)?;
-        let tensors = Tensors::read(&mut reader, tensor_count, alignment)?;
-        let header_len = reader.at();
-        Ok(Gguf { file, version, metadata, tensors, header_len, identity: OnceLock::new() })
+        let mut parts = shards::open(path)?;
+        let tensors = parts.iter_mut().flat_map(|part| std::mem::take(&mut part.tensors)).collect();
+        Ok(Gguf { parts, tensors: Tensors::new(tensors), identity: OnceLock::new() })
     }
 
-    /// The path that was opened.
+    /// The path of the file, or of the first shard, which has the keys.
     pub fn path(&self) -> &Path {
-        self.file.path()
+        self.first().file.path()
+    }
+
+    /// The path of the file that holds a tensor.
+    pub fn path_of(&self, info: &TensorInfo) -> &Path {
+        self.mapping(info).path()
     }
 
     /// The format's version, 2 or 3.
     pub fn version(&self) -> u32 {
-        self.version
+        self.first().version
     }
 
-    /// The length of the file in bytes.
+    /// How many files the model has.
+    pub fn shards(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// The length of all files in bytes.
     pub fn file_len(&self) -> u64 {
-        self.file.stamp().len
+        self.parts.iter().map(|part| part.file.stamp().len).sum()
     }
 
     /// The keys and their values.
     pub fn metadata(&self) -> &Metadata {
-        &self.metadata
+        &self.first().metadata
     }
 
-    /// All tensors in the order of the file's table.
+    /// All tensors in the order of the files' tables.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors.list
     }
@@ -97,6 +99,9 @@ impl Gguf {
     }
 
     /// The tensor of this name, which must have exactly this shape (`shape[0]` is the contiguous dimension).
+    ///
+    /// # Errors
+    /// A tensor that is missing or has another shape, with the file that holds it.
     pub fn require_tensor(&self, name: &str, shape: &[u64]) -> Result<&TensorInfo, GgufError> {
         let info = self.tensor(name).ok_or_else(|| GgufError::MissingTensor {
             path: self.path().to_owned(),
@@ -104,7 +109,7 @@ impl Gguf {
         })?;
         if info.shape != shape {
             return Err(GgufError::from(Box::new(Fault {
-                path: self.path().to_owned(),
+                path: self.path_of(info).to_owned(),
                 place: Place::Tensor(name.to_owned()),
                 offset: info.declared_at,
                 found: format!("shape {:?}", info.shape),
@@ -115,17 +120,20 @@ impl Gguf {
         Ok(info)
     }
 
-    /// The bytes of a tensor of this file; empty for a description that lies outside of it.
+    /// The bytes of a tensor of this model; empty for a description that lies outside of it.
     pub fn bytes(&self, info: &TensorInfo) -> &[u8] {
-        (*self.file).as_ref().get(info.range()).unwrap_or_default()
+        let part = self.parts.get(info.shard);
+        part.and_then(|part| (*part.file).as_ref().get(info.range())).unwrap_or_default()
     }
 
-    /// The rows of a tensor of this file, matrices of more dimensions one below the other; none of them for a description
-    /// that lies outside of it.
+    /// The rows of a tensor of this model, matrices of more dimensions one below the other; none of them for a
+    /// description that lies outside of it.
     pub fn rows(&self, info: &TensorInfo) -> Rows {
-        let (bytes, rows) = match Span::new(Arc::clone(&self.file), info.range()) {
+        let file = self.mapping(info);
+        let inside = info.shard < self.parts.len();
+        let (bytes, rows) = match Span::new(Arc::clone(file), info.range()).filter(|_| inside) {
             Some(bytes) => (bytes, info.rows() as usize),
-            None => (Span::none(Arc::clone(&self.file)), 0),
+            None => (Span::none(Arc::clone(file)), 0),
         };
         Rows {
             name: info.name.clone(),
@@ -136,61 +144,25 @@ impl Gguf {
         }
     }
 
-    /// The mapped file, for whoever hands parts of it to a device; [`TensorInfo::range`] says which.
-    pub fn mapping(&self) -> &Arc<Mapping> {
-        &self.file
+    /// The mapped file that holds a tensor; [`TensorInfo::range`] says where in it.
+    pub fn mapping(&self, info: &TensorInfo) -> &Arc<Mapping> {
+        &self.parts.get(info.shard).unwrap_or_else(|| self.first()).file
     }
 
-    /// What tells this file from every other one; see [`Identity`].
+    /// Tells the system that what has been read of all files will not be needed soon.
+    pub fn release(&self) {
+        self.parts.iter().for_each(|part| part.file.release());
+    }
+
+    /// What tells this model from every other one; see [`Identity`].
     pub fn identity(&self) -> Identity {
-        *self.identity.get_or_init(|| {
-            let header = (*self.file).as_ref().get(..self.header_len).unwrap_or_default();
-            Identity::of([(self.file.stamp(), header)])
-        })
+        *self
+            .identity
+            .get_or_init(|| Identity::of(self.parts.iter().map(|part| (part.file.stamp(), part.header()))))
     }
-}
 
-/// Reads magic and version, and says what a file is that is not readable GGUF.
-fn read_version(reader: &mut Reader<'_>) -> Result<u32, Box<Fault>> {
-    const NOT_A_MODEL: &str = "give a model file in GGUF format";
-    const LITTLE: &str = "convert the model again for little-endian machines";
-    let magic = reader.take(4, "the magic `GGUF`")?;
-    if magic == b"FUGG" {
-        return Err(reader.fault(0, "a big-endian GGUF file", "a little-endian one", LITTLE));
-    }
-    if magic != b"GGUF" {
-        let found = format!("the bytes {magic:02x?} (\"{}\")", magic.escape_ascii());
-        return Err(reader.fault(0, found, "the magic \"GGUF\"", NOT_A_MODEL));
-    }
-    let version = reader.u32("the version")?;
-    match version {
-        2 | 3 => Ok(version),
-        _ if (1..=3).contains(&version.swap_bytes()) => {
-            let found = format!("a big-endian GGUF file, version {}", version.swap_bytes());
-            Err(reader.fault(4, found, "a little-endian one", LITTLE))
-        }
-        _ => Err(reader.fault(4, format!("GGUF version {version}"), "version 2 or 3", CONVERT_AGAIN)),
-    }
-}
-
-/// A shard alone is not a model: its tensors are only some of them.
-fn refuse_shards(metadata: &Metadata) -> Result<(), GgufError> {
-    const KEY: &str = "split.count";
-    match metadata.u32(KEY)? {
-        None | Some(0 | 1) => Ok(()),
-        Some(count) => Err(metadata.fault(
-            KEY,
-            format!("one of {count} shards"),
-            "a model in one file: merge the shards (`llama-gguf-split --merge`)",
-        )),
-    }
-}
-
-fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
-    const KEY: &str = "general.alignment";
-    match metadata.u32(KEY)? {
-        None => Ok(DEFAULT_ALIGNMENT),
-        Some(alignment) if alignment.is_power_of_two() && alignment >= 8 => Ok(alignment.into()),
-        Some(alignment) => Err(metadata.fault(KEY, alignment.to_string(), "a power of two, 8 or more")),
+    fn first(&self) -> &Part {
+        // Opening gives at least one.
+        &self.parts[0]
     }
 }

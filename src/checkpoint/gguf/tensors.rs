@@ -1,7 +1,6 @@
 //! The tensor table: names, shapes, types and where the bytes lie.
 
-use std::collections::HashMap;
-use std::collections::hash_map;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use super::error::{CONVERT_AGAIN, COPY_AGAIN, Fault, Place, quoted};
@@ -26,12 +25,14 @@ pub struct TensorInfo {
     pub shape: Vec<u64>,
     /// The type of the elements.
     pub ty: GgmlType,
-    /// Where the first byte lies, counted from the start of the file.
+    /// Where the first byte lies, counted from the start of the file that holds it.
     pub offset: u64,
     /// How many bytes there are.
     pub nbytes: u64,
     /// Where this description starts in the file; errors about the tensor name it.
     pub declared_at: u64,
+    /// Which of the model's files holds it, counted from 0.
+    pub shard: usize,
 }
 
 impl TensorInfo {
@@ -71,7 +72,7 @@ pub(super) struct Declared {
     relative_at: usize,
 }
 
-/// All tensors of a file in the table's order.
+/// All tensors of a model in the order of its files' tables.
 #[derive(Debug, Default)]
 pub(super) struct Tensors {
     pub list: Vec<TensorInfo>,
@@ -79,74 +80,79 @@ pub(super) struct Tensors {
 }
 
 impl Tensors {
+    /// Of tensors with different names.
+    pub fn new(list: Vec<TensorInfo>) -> Tensors {
+        let by_name = list.iter().enumerate().map(|(index, info)| (info.name.clone(), index)).collect();
+        Tensors { list, by_name }
+    }
+
     pub fn get(&self, name: &str) -> Option<&TensorInfo> {
         self.by_name.get(name).and_then(|&index| self.list.get(index))
     }
-
-    /// Reads `count` descriptions and places them: tensor data starts at the next multiple of `alignment`.
-    pub fn read(reader: &mut Reader<'_>, count: usize, alignment: u64) -> Result<Tensors, Box<Fault>> {
-        let mut declared = Vec::with_capacity(count);
-        for index in 0..count {
-            declared.push(declare(reader, index as u64)?);
-        }
-        let table_end = reader.at() as u64;
-        let file_len = table_end + reader.left() as u64;
-        let data_start = table_end.checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
-        let mut tensors = Tensors { list: Vec::with_capacity(count), by_name: HashMap::with_capacity(count) };
-        for Declared { mut info, relative, relative_at } in declared {
-            reader.place = Place::Tensor(info.name.clone());
-            if !relative.is_multiple_of(alignment) {
-                let expected = format!("a multiple of the file's alignment, {alignment}");
-                return Err(reader.fault(relative_at, format!("offset {relative}"), expected, COPY_AGAIN));
-            }
-            let start = data_start.checked_add(relative);
-            match start.and_then(|start| start.checked_add(info.nbytes)) {
-                Some(end) if end <= file_len => info.offset = data_start + relative,
-                _ => {
-                    let found = format!(
-                        "{} bytes at offset {relative} of the tensor data, which starts at byte {data_start}",
-                        info.nbytes
-                    );
-                    let expected = format!("an end within the file's {file_len} bytes");
-                    return Err(reader.fault(relative_at, found, expected, COPY_AGAIN));
-                }
-            }
-            match tensors.by_name.entry(info.name.clone()) {
-                hash_map::Entry::Vacant(slot) => slot.insert(tensors.list.len()),
-                hash_map::Entry::Occupied(_) => {
-                    let at = info.declared_at as usize;
-                    return Err(reader.fault(
-                        at,
-                        "the name a second time",
-                        "each tensor once",
-                        CONVERT_AGAIN,
-                    ));
-                }
-            };
-            tensors.list.push(info);
-        }
-        tensors.check_overlaps(reader)?;
-        Ok(tensors)
-    }
-
-    fn check_overlaps(&self, reader: &mut Reader<'_>) -> Result<(), Box<Fault>> {
-        let mut by_offset: Vec<&TensorInfo> = self.list.iter().collect();
-        by_offset.sort_by_key(|info| info.offset);
-        for pair in by_offset.windows(2) {
-            let (before, info) = (pair[0], pair[1]);
-            let end = before.offset + before.nbytes;
-            if info.offset < end {
-                reader.place = Place::Tensor(info.name.clone());
-                let found = format!("bytes from {}, inside tensor {}", info.offset, quoted(&before.name));
-                let expected = format!("a start at {end} or later");
-                return Err(reader.fault(info.declared_at as usize, found, expected, CONVERT_AGAIN));
-            }
-        }
-        Ok(())
-    }
 }
 
-fn declare(reader: &mut Reader<'_>, index: u64) -> Result<Declared, Box<Fault>> {
+/// Reads `count` descriptions and places them: tensor data starts at the next multiple of `alignment`. The file is
+/// number `shard` of its model.
+pub(super) fn read_table(
+    reader: &mut Reader<'_>,
+    count: usize,
+    alignment: u64,
+    shard: usize,
+) -> Result<Vec<TensorInfo>, Box<Fault>> {
+    let mut declared = Vec::with_capacity(count);
+    for index in 0..count {
+        declared.push(declare(reader, index as u64, shard)?);
+    }
+    let table_end = reader.at() as u64;
+    let file_len = table_end + reader.left() as u64;
+    let data_start = table_end.checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
+    let mut names = HashSet::with_capacity(count);
+    let mut list = Vec::with_capacity(count);
+    for Declared { mut info, relative, relative_at } in declared {
+        reader.place = Place::Tensor(info.name.clone());
+        if !relative.is_multiple_of(alignment) {
+            let expected = format!("a multiple of the file's alignment, {alignment}");
+            return Err(reader.fault(relative_at, format!("offset {relative}"), expected, COPY_AGAIN));
+        }
+        let start = data_start.checked_add(relative);
+        match start.and_then(|start| start.checked_add(info.nbytes)) {
+            Some(end) if end <= file_len => info.offset = data_start + relative,
+            _ => {
+                let found = format!(
+                    "{} bytes at offset {relative} of the tensor data, which starts at byte {data_start}",
+                    info.nbytes
+                );
+                let expected = format!("an end within the file's {file_len} bytes");
+                return Err(reader.fault(relative_at, found, expected, COPY_AGAIN));
+            }
+        }
+        if !names.insert(info.name.clone()) {
+            let at = info.declared_at as usize;
+            return Err(reader.fault(at, "the name a second time", "each tensor once", CONVERT_AGAIN));
+        }
+        list.push(info);
+    }
+    check_overlaps(&list, reader)?;
+    Ok(list)
+}
+
+fn check_overlaps(list: &[TensorInfo], reader: &mut Reader<'_>) -> Result<(), Box<Fault>> {
+    let mut by_offset: Vec<&TensorInfo> = list.iter().collect();
+    by_offset.sort_by_key(|info| info.offset);
+    for pair in by_offset.windows(2) {
+        let (before, info) = (pair[0], pair[1]);
+        let end = before.offset + before.nbytes;
+        if info.offset < end {
+            reader.place = Place::Tensor(info.name.clone());
+            let found = format!("bytes from {}, inside tensor {}", info.offset, quoted(&before.name));
+            let expected = format!("a start at {end} or later");
+            return Err(reader.fault(info.declared_at as usize, found, expected, CONVERT_AGAIN));
+        }
+    }
+    Ok(())
+}
+
+fn declare(reader: &mut Reader<'_>, index: u64, shard: usize) -> Result<Declared, Box<Fault>> {
     reader.place = Place::TensorName(index);
     let start = reader.at();
     let (name, _) = reader.string("a tensor's name")?;
@@ -198,6 +204,7 @@ fn declare(reader: &mut Reader<'_>, index: u64) -> Result<Declared, Box<Fault>> 
 
     let relative_at = reader.at();
     let relative = reader.u64("the tensor's offset")?;
-    let info = TensorInfo { name: name.to_owned(), shape, ty, offset: 0, nbytes, declared_at: start as u64 };
+    let name = name.to_owned();
+    let info = TensorInfo { name, shape, ty, offset: 0, nbytes, declared_at: start as u64, shard };
     Ok(Declared { info, relative, relative_at })
 }

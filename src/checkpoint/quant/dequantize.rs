@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::codebook::{self, mxfp4_scale};
 use super::unpack::{Unpacked, unpack_block};
 use super::{GgmlType, QuantError};
 
@@ -34,18 +35,33 @@ pub fn dequantize(ty: GgmlType, bytes: &[u8], out: &mut [f32]) -> Result<(), Qua
             let (d, m) = (b.scale(), b.minimum());
             let subs = out.chunks_exact_mut(32).zip(b.codes.chunks_exact(32));
             for ((out, codes), (&scale, &min)) in subs.zip(b.scales.iter().zip(&b.mins)) {
-                let (scale, min) = (d * f32::from(scale), m * f32::from(min));
-                for (out, &code) in out.iter_mut().zip(codes) {
-                    *out = scale * f32::from(code) - min;
-                }
+                offset(d * f32::from(scale), codes, m * f32::from(min), out);
             }
         }),
-        GgmlType::Q6K => blocks(ty, bytes, out, |b, out| {
-            let d = b.scale();
+        GgmlType::Q2K => blocks(ty, bytes, out, |b, out| {
+            let (d, m) = (b.scale(), b.minimum());
             let subs = out.chunks_exact_mut(16).zip(b.codes.chunks_exact(16));
-            for ((out, codes), &scale) in subs.zip(&b.scales) {
-                centred(d * f32::from(scale.cast_signed()), codes, 32, out);
+            for ((out, codes), (&scale, &min)) in subs.zip(b.scales.iter().zip(&b.mins)) {
+                offset(d * f32::from(scale), codes, m * f32::from(min), out);
             }
+        }),
+        GgmlType::Q3K => blocks(ty, bytes, out, |b, out| sixteens(b, 4, out)),
+        GgmlType::Q6K => blocks(ty, bytes, out, |b, out| sixteens(b, 32, out)),
+        GgmlType::IQ4_NL => {
+            blocks(ty, bytes, out, |b, out| looked_up(b.scale(), &b.codes, &codebook::IQ4, out))
+        }
+        GgmlType::IQ4_XS => blocks(ty, bytes, out, |b, out| {
+            let d = b.scale();
+            let subs = out.chunks_exact_mut(32).zip(b.codes.chunks_exact(32));
+            for ((out, codes), &scale) in subs.zip(&b.scales) {
+                looked_up(d * f32::from(scale.cast_signed()), codes, &codebook::IQ4, out);
+            }
+        }),
+        GgmlType::TQ1_0 | GgmlType::TQ2_0 => {
+            blocks(ty, bytes, out, |b, out| centred(b.scale(), &b.codes, 1, out))
+        }
+        GgmlType::MXFP4 => blocks(ty, bytes, out, |b, out| {
+            looked_up(mxfp4_scale(b.scales[0]), &b.codes, &codebook::MXFP4, out);
         }),
     }
 }
@@ -76,6 +92,29 @@ fn blocks(
         values(&block, out);
     }
     Ok(())
+}
+
+/// Codes above a minimum that is subtracted.
+fn offset(scale: f32, codes: &[u8], min: f32, out: &mut [f32]) {
+    for (out, &code) in out.iter_mut().zip(codes) {
+        *out = scale * f32::from(code) - min;
+    }
+}
+
+/// 256 codes around `zero` in sub-blocks of 16, each with a signed scale.
+fn sixteens(block: &Unpacked, zero: i16, out: &mut [f32]) {
+    let d = block.scale();
+    let subs = out.chunks_exact_mut(16).zip(block.codes.chunks_exact(16));
+    for ((out, codes), &scale) in subs.zip(&block.scales) {
+        centred(d * f32::from(scale.cast_signed()), codes, zero, out);
+    }
+}
+
+/// Codes that stand for the numbers of a codebook.
+fn looked_up(scale: f32, codes: &[u8], numbers: &[i8; 16], out: &mut [f32]) {
+    for (out, &code) in out.iter_mut().zip(codes) {
+        *out = scale * f32::from(numbers[usize::from(code & 15)]);
+    }
 }
 
 /// Codes that stand for signed integers around `zero`, under one scale.

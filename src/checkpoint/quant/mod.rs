@@ -1,5 +1,6 @@
 //! The tensor types of GGUF files: their sizes, their block layouts, their exact values in f32.
 
+pub mod codebook;
 mod dequantize;
 mod types;
 mod unpack;

@@ -27,12 +27,26 @@ pub enum GgmlType {
     Q5_1,
     /// 32 signed bytes, one scale.
     Q8_0,
+    /// 256 codes of 2 bits in 16 sub-blocks, each with a scale and a minimum of 4 bits.
+    Q2K,
+    /// 256 codes of 3 bits in 16 sub-blocks, each with a signed scale of 6 bits.
+    Q3K,
     /// 256 codes of 4 bits in 8 sub-blocks, each with a scale and a minimum of 6 bits.
     Q4K,
     /// 256 codes of 5 bits in 8 sub-blocks, each with a scale and a minimum of 6 bits.
     Q5K,
     /// 256 codes of 6 bits in 16 sub-blocks, each with a signed scale of 8 bits.
     Q6K,
+    /// 32 codes of 4 bits that stand for the numbers of [`codebook::IQ4`](super::codebook::IQ4), one scale.
+    IQ4_NL,
+    /// 256 such codes in 8 sub-blocks, each with a signed scale of 6 bits.
+    IQ4_XS,
+    /// 256 codes of -1, 0 and 1, five to a byte as digits of base 3, one scale.
+    TQ1_0,
+    /// 256 codes of 2 bits, one scale.
+    TQ2_0,
+    /// 32 numbers of 4 bits (FP4, E2M1), one scale that is a power of two (E8M0).
+    MXFP4,
 }
 
 /// A type id that this program does not compute with.
@@ -51,17 +65,13 @@ impl UnknownType {
             4 => "Q4_2",
             5 => "Q4_3",
             9 => "Q8_1",
-            10 => "Q2_K",
-            11 => "Q3_K",
             15 => "Q8_K",
             16 => "IQ2_XXS",
             17 => "IQ2_XS",
             18 => "IQ3_XXS",
             19 => "IQ1_S",
-            20 => "IQ4_NL",
             21 => "IQ3_S",
             22 => "IQ2_S",
-            23 => "IQ4_XS",
             24 => "I8",
             25 => "I16",
             26 => "I32",
@@ -71,12 +81,9 @@ impl UnknownType {
             31 => "Q4_0_4_4",
             32 => "Q4_0_4_8",
             33 => "Q4_0_8_8",
-            34 => "TQ1_0",
-            35 => "TQ2_0",
             36 => "IQ4_NL_4_4",
             37 => "IQ4_NL_4_8",
             38 => "IQ4_NL_8_8",
-            39 => "MXFP4",
             40 => "NVFP4",
             41 => "Q1_0",
             _ => return format!("id {}", self.id),
@@ -99,7 +106,7 @@ impl fmt::Display for Supported {
 
 impl GgmlType {
     /// Every supported type.
-    pub const ALL: [GgmlType; 11] = [
+    pub const ALL: [GgmlType; 18] = [
         GgmlType::F32,
         GgmlType::F16,
         GgmlType::BF16,
@@ -108,9 +115,16 @@ impl GgmlType {
         GgmlType::Q5_0,
         GgmlType::Q5_1,
         GgmlType::Q8_0,
+        GgmlType::Q2K,
+        GgmlType::Q3K,
         GgmlType::Q4K,
         GgmlType::Q5K,
         GgmlType::Q6K,
+        GgmlType::IQ4_NL,
+        GgmlType::IQ4_XS,
+        GgmlType::TQ1_0,
+        GgmlType::TQ2_0,
+        GgmlType::MXFP4,
     ];
 
     /// The type with the given id in a GGUF file; the error names the id and lists what is supported.
@@ -128,10 +142,17 @@ impl GgmlType {
             GgmlType::Q5_0 => 6,
             GgmlType::Q5_1 => 7,
             GgmlType::Q8_0 => 8,
+            GgmlType::Q2K => 10,
+            GgmlType::Q3K => 11,
             GgmlType::Q4K => 12,
             GgmlType::Q5K => 13,
             GgmlType::Q6K => 14,
+            GgmlType::IQ4_NL => 20,
+            GgmlType::IQ4_XS => 23,
             GgmlType::BF16 => 30,
+            GgmlType::TQ1_0 => 34,
+            GgmlType::TQ2_0 => 35,
+            GgmlType::MXFP4 => 39,
         }
     }
 
@@ -139,8 +160,21 @@ impl GgmlType {
     pub const fn block_values(self) -> usize {
         match self {
             GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => 1,
-            GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q5_0 | GgmlType::Q5_1 | GgmlType::Q8_0 => 32,
-            GgmlType::Q4K | GgmlType::Q5K | GgmlType::Q6K => 256,
+            GgmlType::Q4_0
+            | GgmlType::Q4_1
+            | GgmlType::Q5_0
+            | GgmlType::Q5_1
+            | GgmlType::Q8_0
+            | GgmlType::IQ4_NL
+            | GgmlType::MXFP4 => 32,
+            GgmlType::Q2K
+            | GgmlType::Q3K
+            | GgmlType::Q4K
+            | GgmlType::Q5K
+            | GgmlType::Q6K
+            | GgmlType::IQ4_XS
+            | GgmlType::TQ1_0
+            | GgmlType::TQ2_0 => 256,
         }
     }
 
@@ -154,9 +188,16 @@ impl GgmlType {
             GgmlType::Q5_0 => 2 + 4 + 16,
             GgmlType::Q5_1 => 2 + 2 + 4 + 16,
             GgmlType::Q8_0 => 2 + 32,
+            GgmlType::Q2K => 16 + 64 + 2 + 2,
+            GgmlType::Q3K => 32 + 64 + 12 + 2,
             GgmlType::Q4K => 2 + 2 + 12 + 128,
             GgmlType::Q5K => 2 + 2 + 12 + 32 + 128,
             GgmlType::Q6K => 128 + 64 + 16 + 2,
+            GgmlType::IQ4_NL => 2 + 16,
+            GgmlType::IQ4_XS => 2 + 2 + 4 + 128,
+            GgmlType::TQ1_0 => 48 + 4 + 2,
+            GgmlType::TQ2_0 => 64 + 2,
+            GgmlType::MXFP4 => 1 + 16,
         }
     }
 
@@ -171,9 +212,16 @@ impl GgmlType {
             GgmlType::Q5_0 => "Q5_0",
             GgmlType::Q5_1 => "Q5_1",
             GgmlType::Q8_0 => "Q8_0",
+            GgmlType::Q2K => "Q2_K",
+            GgmlType::Q3K => "Q3_K",
             GgmlType::Q4K => "Q4_K",
             GgmlType::Q5K => "Q5_K",
             GgmlType::Q6K => "Q6_K",
+            GgmlType::IQ4_NL => "IQ4_NL",
+            GgmlType::IQ4_XS => "IQ4_XS",
+            GgmlType::TQ1_0 => "TQ1_0",
+            GgmlType::TQ2_0 => "TQ2_0",
+            GgmlType::MXFP4 => "MXFP4",
         }
     }
 
@@ -211,11 +259,11 @@ mod tests {
 
     #[test]
     fn a_known_type_without_support_is_named_with_the_supported_list() {
-        let error = GgmlType::from_id(20).unwrap_err().to_string();
+        let error = GgmlType::from_id(21).unwrap_err().to_string();
         assert_eq!(
             error,
-            "type IQ4_NL (id 20) is not supported; supported types: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, \
-             Q8_0, Q4_K, Q5_K, Q6_K"
+            "type IQ3_S (id 21) is not supported; supported types: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, \
+             Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4"
         );
     }
 

@@ -18,28 +18,37 @@ use super::{GgmlType, QuantError};
 /// | Q5_1 | `d * c + m` |
 /// | Q8_0 | `d * (c - 128)` |
 /// | Q4_K, Q5_K | `(d * scales[i / 32]) * c - (m * mins[i / 32])` |
+/// | Q2_K | `(d * scales[i / 16]) * c - (m * mins[i / 16])` |
+/// | Q3_K | `(d * (scales[i / 16] as i8)) * (c - 4)` |
 /// | Q6_K | `(d * (scales[i / 16] as i8)) * (c - 32)` |
+/// | IQ4_NL | `d * IQ4[c]` |
+/// | IQ4_XS | `(d * (scales[i / 32] as i8)) * IQ4[c]` |
+/// | TQ1_0, TQ2_0 | `d * (c - 1)` |
+/// | MXFP4 | `mxfp4_scale(scales[0]) * MXFP4[c]` |
+///
+/// The numbers of IQ4 and MXFP4, and what an exponent is as a scale, are in [`codebook`](super::codebook).
 ///
 /// Fields that a type does not have keep what they held before, so that one `Unpacked` can be reused at no
-/// cost; [`m`](Self::m) is set to zero where there is none.
+/// cost; [`d`](Self::d) and [`m`](Self::m) are set to zero where there is none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unpacked {
-    /// The codes as unsigned integers in the order of the values: below 16 (Q4), 32 (Q5) or 64 (Q6), and
-    /// the signed byte plus 128 for Q8_0. Blocks of 32 values use the first 32.
+    /// The codes as unsigned integers in the order of the values: below 4 (Q2, TQ2), 8 (Q3), 16 (Q4, IQ4, MXFP4), 32 (Q5)
+    /// or 64 (Q6), up to 2 (TQ1), and the signed byte plus 128 for Q8_0. Blocks of 32 values use the first 32.
     pub codes: [u8; 256],
     /// The bits of the block's scale, an f16.
     pub d: u16,
-    /// The bits of the minimum, an f16: `m` of Q4_1 and Q5_1 (added), `dmin` of Q4_K and Q5_K (subtracted).
+    /// The bits of the minimum, an f16: `m` of Q4_1 and Q5_1 (added), `dmin` of Q2_K, Q4_K and Q5_K (subtracted).
     pub m: u16,
-    /// The scales of the sub-blocks: 8 unsigned ones of 6 bits for Q4_K and Q5_K, 16 signed bytes for Q6_K.
+    /// The scales of the sub-blocks: 16 unsigned ones of 4 bits for Q2_K, 8 of 6 bits for Q4_K and Q5_K, 16 signed bytes
+    /// for Q3_K (-32 to 31) and Q6_K, 8 for IQ4_XS (-32 to 31). The first is the block's exponent for MXFP4.
     pub scales: [u8; 16],
-    /// The minima of the sub-blocks, 6 bits each, for Q4_K and Q5_K.
-    pub mins: [u8; 8],
+    /// The minima of the sub-blocks: 16 of 4 bits for Q2_K, 8 of 6 bits for Q4_K and Q5_K.
+    pub mins: [u8; 16],
 }
 
 impl Default for Unpacked {
     fn default() -> Self {
-        Unpacked { codes: [0; 256], d: 0, m: 0, scales: [0; 16], mins: [0; 8] }
+        Unpacked { codes: [0; 256], d: 0, m: 0, scales: [0; 16], mins: [0; 16] }
     }
 }
 
@@ -64,9 +73,16 @@ pub fn unpack_block(ty: GgmlType, block: &[u8], out: &mut Unpacked) -> Result<()
         GgmlType::Q5_0 => q5_0(block.try_into().map_err(wrong_length)?, out),
         GgmlType::Q5_1 => q5_1(block.try_into().map_err(wrong_length)?, out),
         GgmlType::Q8_0 => q8_0(block.try_into().map_err(wrong_length)?, out),
+        GgmlType::Q2K => q2_k(block.try_into().map_err(wrong_length)?, out),
+        GgmlType::Q3K => q3_k(block.try_into().map_err(wrong_length)?, out),
         GgmlType::Q4K => q4_k(block.try_into().map_err(wrong_length)?, out),
         GgmlType::Q5K => q5_k(block.try_into().map_err(wrong_length)?, out),
         GgmlType::Q6K => q6_k(block.try_into().map_err(wrong_length)?, out),
+        GgmlType::IQ4_NL => q4_0(block.try_into().map_err(wrong_length)?, out),
+        GgmlType::IQ4_XS => iq4_xs(block.try_into().map_err(wrong_length)?, out),
+        GgmlType::TQ1_0 => tq1_0(block.try_into().map_err(wrong_length)?, out),
+        GgmlType::TQ2_0 => tq2_0(block.try_into().map_err(wrong_length)?, out),
+        GgmlType::MXFP4 => mxfp4(block.try_into().map_err(wrong_length)?, out),
         GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => return Err(QuantError::NotQuantised { ty }),
     }
     Ok(())
@@ -91,6 +107,7 @@ fn fifth_bits(high: &[u8], codes: &mut [u8; 256]) {
     }
 }
 
+/// Q4_0, and IQ4_NL, whose bits lie the same way.
 fn q4_0(block: &[u8; 18], out: &mut Unpacked) {
     (out.d, out.m) = (u16_at(block, 0), 0);
     nibbles(&block[2..], &mut out.codes);
@@ -123,7 +140,7 @@ fn q8_0(block: &[u8; 34], out: &mut Unpacked) {
 /// The 12 bytes that hold 8 scales and 8 minima of 6 bits. The first four of each lie in the low six bits of
 /// bytes 0..4 and 4..8; the last four have their low halves in bytes 8..12 and their top two bits above the
 /// first four.
-fn six_bit_scales(packed: &[u8], scales: &mut [u8; 16], mins: &mut [u8; 8]) {
+fn six_bit_scales(packed: &[u8], scales: &mut [u8; 16], mins: &mut [u8; 16]) {
     for j in 0..4 {
         scales[j] = packed[j] & 0x3F;
         mins[j] = packed[j + 4] & 0x3F;
@@ -141,6 +158,93 @@ fn nibbles_256(packed: &[u8], codes: &mut [u8; 256]) {
             *high = byte >> 4;
         }
     }
+}
+
+/// 256 codes of 2 bits in 64 bytes: each 32 bytes give 32 values from their lowest two bits, 32 from the next two, and so on.
+fn pairs_256(packed: &[u8], codes: &mut [u8; 256]) {
+    for (codes, packed) in codes.chunks_exact_mut(128).zip(packed.chunks_exact(32)) {
+        for (pair, codes) in codes.chunks_exact_mut(32).enumerate() {
+            for (code, &byte) in codes.iter_mut().zip(packed) {
+                *code = byte >> (2 * pair) & 3;
+            }
+        }
+    }
+}
+
+fn q2_k(block: &[u8; 84], out: &mut Unpacked) {
+    let (scales, rest) = block.split_at(16);
+    let (codes, halves) = rest.split_at(64);
+    (out.d, out.m) = (u16_at(halves, 0), u16_at(halves, 2));
+    for ((scale, min), &byte) in out.scales.iter_mut().zip(&mut out.mins).zip(scales) {
+        (*scale, *min) = (byte & 0x0F, byte >> 4);
+    }
+    pairs_256(codes, &mut out.codes);
+}
+
+fn q3_k(block: &[u8; 110], out: &mut Unpacked) {
+    let (high, rest) = block.split_at(32);
+    let (low, rest) = rest.split_at(64);
+    let (scales, d) = rest.split_at(12);
+    (out.d, out.m) = (u16_at(d, 0), 0);
+    // The low four bits of the 16 scales are the low and then the high halves of 8 bytes; four bytes hold the top two
+    // bits, of scale `j` at bit `2 * (j / 4)` of byte `j % 4`. A scale is what they make less 32.
+    for (j, scale) in out.scales.iter_mut().enumerate() {
+        let low = scales[j % 8] >> (4 * (j / 8)) & 0x0F;
+        let top = scales[8 + j % 4] >> (2 * (j / 4)) & 3;
+        *scale = (low | top << 4).wrapping_sub(32);
+    }
+    pairs_256(low, &mut out.codes);
+    // Bit `s` of byte `l` is the third bit of value `l` in the `s`-th run of 32.
+    for (s, codes) in out.codes.chunks_exact_mut(32).enumerate() {
+        for (code, &high) in codes.iter_mut().zip(high) {
+            *code |= (high >> s & 1) << 2;
+        }
+    }
+}
+
+fn iq4_xs(block: &[u8; 136], out: &mut Unpacked) {
+    (out.d, out.m) = (u16_at(block, 0), 0);
+    // Scale `j`: four bits from half a byte of four, the top two from two bits of a word; less 32.
+    let top = u16_at(block, 2);
+    for (j, scale) in out.scales[..8].iter_mut().enumerate() {
+        let low = block[4 + j / 2] >> (4 * (j % 2)) & 0x0F;
+        *scale = (low | ((top >> (2 * j) & 3) << 4) as u8).wrapping_sub(32);
+    }
+    for (codes, packed) in out.codes.chunks_exact_mut(32).zip(block[8..].chunks_exact(16)) {
+        let (low, high) = codes.split_at_mut(16);
+        for ((low, high), &byte) in low.iter_mut().zip(high).zip(packed) {
+            (*low, *high) = (byte & 0x0F, byte >> 4);
+        }
+    }
+}
+
+/// 52 bytes hold digits of base 3, the first of each the most significant: a byte is a fraction of 256, rounded up, and its
+/// next digit is what three times it carries. 32 bytes give the first digit of 32 values, then the second of the next 32,
+/// up to five; 16 bytes likewise of 16 values; 4 bytes four digits.
+fn tq1_0(block: &[u8; 54], out: &mut Unpacked) {
+    let (first, rest) = block.split_at(32);
+    let (second, rest) = rest.split_at(16);
+    let (third, d) = rest.split_at(4);
+    (out.d, out.m) = (u16_at(d, 0), 0);
+    let mut codes = out.codes.iter_mut();
+    for (bytes, digits) in [(first, 5), (second, 5), (third, 4)] {
+        for digit in 0..digits {
+            for (&byte, code) in bytes.iter().zip(&mut codes) {
+                let rest = byte.wrapping_mul(3u8.pow(digit));
+                *code = (u16::from(rest) * 3 >> 8) as u8;
+            }
+        }
+    }
+}
+
+fn tq2_0(block: &[u8; 66], out: &mut Unpacked) {
+    (out.d, out.m) = (u16_at(block, 64), 0);
+    pairs_256(&block[..64], &mut out.codes);
+}
+
+fn mxfp4(block: &[u8; 17], out: &mut Unpacked) {
+    (out.d, out.m, out.scales[0]) = (0, 0, block[0]);
+    nibbles(&block[1..], &mut out.codes);
 }
 
 fn q4_k(block: &[u8; 144], out: &mut Unpacked) {

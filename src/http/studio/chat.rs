@@ -56,7 +56,7 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
     };
     let seed = request.sampling.seed;
     let events = submit(&app, request, "messages")?.events;
-    let frames = Answer { events, model, seed, canvas: 0, step: 0 };
+    let frames = Answer { events, model, seed };
     Ok(respond_with(frames, app.server.ping_interval))
 }
 
@@ -86,8 +86,6 @@ struct Answer {
     events: Events,
     model: Arc<Model>,
     seed: u64,
-    canvas: usize,
-    step: usize,
 }
 
 impl Frames for Answer {
@@ -96,19 +94,16 @@ impl Frames for Answer {
             Some(Event::Prefill { done, total }) => {
                 (frame("prefill", &json!({ "done": done, "total": total })), false)
             }
-            Some(Event::Draft { tokens, entropy }) => {
-                self.step += 1;
+            Some(Event::Draft { tokens, entropy, canvas, step }) => {
                 let draft = json!({
-                    "canvas": self.canvas,
-                    "step": self.step,
+                    "canvas": canvas,
+                    "step": step,
                     "tokens": pieces(&self.model.tokenizer, &tokens),
                     "entropy": entropy.iter().map(|nats| (f64::from(*nats) * 1e4).round() / 1e4).collect::<Vec<_>>(),
                 });
                 (frame("draft", &draft), false)
             }
             Some(Event::Commit { tokens, text, reasoning }) => {
-                self.canvas += 1;
-                self.step = 0;
                 let commit = json!({ "text": text, "reasoning": reasoning, "tokens": tokens.len() });
                 (frame("commit", &commit), false)
             }

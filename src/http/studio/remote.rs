@@ -160,7 +160,8 @@ impl Relay {
         if !text.is_empty() || !reasoning.is_empty() {
             self.first.get_or_insert_with(Instant::now);
             self.pieces += 1;
-            self.ready.push_back(frame("commit", &json!({ "text": text, "reasoning": reasoning, "tokens": 1 })));
+            self.ready
+                .push_back(frame("commit", &json!({ "text": text, "reasoning": reasoning, "tokens": 1 })));
         }
         if let Some(reason) = choice["finish_reason"].as_str() {
             self.finish = Some(reason.to_owned());

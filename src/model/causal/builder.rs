@@ -3,12 +3,12 @@
 use super::layer::Layer;
 use super::{Causal, Logits};
 use crate::device::Buffer;
-use crate::model::config::CausalConfig;
+use crate::model::config::{CausalConfig, LayerConfig};
 use crate::model::error::ModelError;
 use crate::model::gate_up::GateUp;
 use crate::model::pass::Pass;
 use crate::ops::{
-    ATTENTION_START, Attention, Finish, Matrix, Output, Pairing, ROTATE_START, Rotation, RowInput,
+    ATTENTION_START, Attention, CacheKind, Finish, Heads, Matrix, Output, ROTATE_START, Rotation, RowInput,
 };
 
 /// A pass of `rows` rows through `model`.
@@ -30,9 +30,21 @@ pub(super) fn pass(model: &Causal, rows: usize, logits: Logits) -> Result<Pass, 
     Ok(builder.pass)
 }
 
-/// Which values of a head turn together.
-pub(super) fn pairing(config: &CausalConfig) -> Pairing {
-    if config.interleaved { Pairing::Neighbours } else { Pairing::RotatedHalves }
+/// What [`Builder`] does with the heads of each layer, for the self-test to do the same.
+pub(super) fn heads(config: &CausalConfig, cache: CacheKind) -> Vec<Heads> {
+    let of = |layer: &LayerConfig| {
+        let rope = &config.ropes[layer.rope];
+        Heads {
+            pairing: rope.pairing,
+            rotated_pairs: rope.pairs,
+            norms: config.family.head_norms,
+            ..Heads::plain(layer.key_size, cache)
+        }
+    };
+    let mut all: Vec<Heads> = config.layers.iter().map(of).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 /// Adds the launches of a pass one op after the other, keeping track of where the residual stream is.
@@ -119,14 +131,16 @@ impl<'a> Builder<'a> {
         let rotation = Rotation {
             qkv: &model.scratch.qkv,
             stride: model.strides.qkv,
-            q_heads: model.config.heads,
-            k_at: model.strides.k_at,
-            v_at: model.strides.v_at,
+            q_heads: layer.config.heads,
+            k_at: layer.places.k_at,
+            v_at: layer.places.v_at,
+            bias: None,
             angles: &layer.angles,
-            half_rotated: model.config.rotated / 2,
-            pairing: pairing(&model.config),
+            half_rotated: layer.rope.pairs,
+            pairing: layer.rope.pairing,
             norms: layer.head_norms.as_ref().map(|(q, k)| (q, k)),
             value_norms: false,
+            queries_only: false,
             epsilon: model.config.epsilon,
         };
         let launch = model.kernels.rotate_and_cache(&model.device, &rotation, &layer.cache, self.rows)?;
@@ -136,28 +150,32 @@ impl<'a> Builder<'a> {
 
     fn attention(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
         let model = self.model;
+        let width = layer.config.attended_width();
+        let (attended, stride) = model.scratch.attended.rows(width)?;
         let attention = Attention {
             q: &model.scratch.qkv,
             stride: model.strides.qkv,
-            out: &model.scratch.attended,
-            out_stride: model.strides.attended,
-            q_heads: model.config.heads,
-            window: layer.window,
+            out: attended,
+            out_stride: stride,
+            q_heads: layer.config.heads,
+            window: layer.config.window,
             canvas: false,
-            scale: layer.scale,
+            scale: layer.config.scale,
+            softcap: 0.0,
         };
         let launch = model.kernels.attention(&model.device, &attention, &layer.cache, self.rows)?;
         self.pass.push_positioned(launch, ATTENTION_START);
-        let width = model.config.heads * model.config.head_size;
-        let input = self.plain(&model.scratch.attended, width, model.strides.attended);
+        let input = self.plain(attended, width, stride);
         self.branch(input, &layer.output, layer.branch_norms.as_ref().map(|(norm, _)| norm))
     }
 
     fn feed_forward(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
         let model = self.model;
-        let activation = model.config.activation;
-        let rows = |rows| Output { rows, at: 0, stride: model.strides.inner };
-        let (gate, inner) = (&model.scratch.gate, &model.scratch.inner);
+        let activation = model.config.family.activation;
+        let width = layer.config.feed_forward.inner();
+        let (gate, _) = model.scratch.gate.rows(width)?;
+        let (inner, stride) = model.scratch.inner.rows(width)?;
+        let rows = |rows| Output { rows, at: 0, stride };
         let input = self.normed(&layer.feed_forward_norm);
         match &layer.gate_up {
             GateUp::Joined(matrix) => {
@@ -169,7 +187,7 @@ impl<'a> Builder<'a> {
             )?,
         }
         self.joined();
-        let input = self.plain(inner, model.config.feed_forward, model.strides.inner);
+        let input = self.plain(inner, width, stride);
         self.branch(input, &layer.down, layer.branch_norms.as_ref().map(|(_, norm)| norm))
     }
 

@@ -12,12 +12,13 @@ use std::sync::Arc;
 use super::config::CausalConfig;
 use super::error::ModelError;
 use super::pass::Pass;
+use super::plan::MemoryPlan;
 use super::repack::Blueprint;
 use super::weights;
 use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device};
-use crate::ops::{CacheKind, Format, Heads, Kernels, Matrix, self_test};
+use crate::ops::{CacheKind, Format, Kernels, Matrix, self_test};
 use layer::{Layer, Loader};
 use parts::Parts;
 use scratch::{Scratch, Strides};
@@ -70,7 +71,27 @@ pub struct Causal {
     embedded: Vec<f32>,
 }
 
+impl LoadOptions {
+    /// Most rows of a pass, and of one whose logits are wanted.
+    fn pass_rows(&self) -> (usize, usize) {
+        let rows = self.rows.clamp(1, self.context.max(1));
+        (rows, self.logit_rows.clamp(1, rows))
+    }
+}
+
 impl Causal {
+    /// What the model of a file takes on a device when it is loaded with these options.
+    ///
+    /// # Errors
+    /// What the file lacks or has wrong, by name.
+    pub fn plan(gguf: &Gguf, options: &LoadOptions) -> Result<MemoryPlan, ModelError> {
+        let config = CausalConfig::read(gguf)?;
+        let (rows, logit_rows) = options.pass_rows();
+        let parts = Parts::find(gguf, &config)?;
+        let scratch_rows = parts.scratch_rows(&config, rows, logit_rows);
+        Ok(parts.plan(&config, &Strides::new(&config), options, scratch_rows))
+    }
+
     /// Puts the model on `device`. `progress` hears the share that is done, 0 to 1.
     ///
     /// # Errors
@@ -82,25 +103,19 @@ impl Causal {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
         let config = CausalConfig::read(&gguf)?;
-        let rows = options.rows.clamp(1, options.context.max(1));
-        let logit_rows = options.logit_rows.clamp(1, rows);
+        let (rows, logit_rows) = options.pass_rows();
         let strides = Strides::new(&config);
         let parts = Parts::find(&gguf, &config)?;
         let scratch_rows = parts.scratch_rows(&config, rows, logit_rows);
-        let plan = parts.plan(&config, &strides, options, scratch_rows);
-        plan.check(&device, options.context)?;
+        parts.plan(&config, &strides, options, scratch_rows).check(&device, options.context)?;
 
         let kernels = Kernels::new(&device)?;
         let mut formats: Vec<Format> = parts.blueprints.iter().map(Blueprint::format).collect();
         formats.sort_unstable();
         formats.dedup();
-        let heads = Heads {
-            pairing: builder::pairing(&config),
-            rotated_pairs: config.rotated / 2,
-            norms: config.head_norms,
-            ..Heads::plain(config.head_size, options.cache)
-        };
-        self_test(&device, &kernels, &formats, &heads)?;
+        for (index, heads) in builder::heads(&config, options.cache).iter().enumerate() {
+            self_test(&device, &kernels, if index == 0 { &formats } else { &[] }, heads)?;
+        }
         progress(0.05);
         let matrices = weights::load(
             &device,
@@ -109,25 +124,20 @@ impl Causal {
             options.cache_dir.as_deref(),
             &mut |share| progress(0.05 + 0.9 * share),
         )?;
-        let loader = Loader { device: &device, gguf: &gguf, config: &config, options };
-        let angles = loader.angles(&config.rope, parts.rope_divisors.as_ref())?;
-        let sliding_angles = match config.sliding_rope() {
-            Some(rope) => loader.angles(&rope, None)?,
-            None => angles.clone(),
-        };
-        let layers = parts
-            .layers
+        let angles = config
+            .ropes
             .iter()
-            .enumerate()
-            .map(|(index, shape)| {
-                let sliding = config.layer(index).0.is_some();
-                loader.layer(index, shape, &matrices, if sliding { &sliding_angles } else { &angles })
-            })
+            .map(|rope| layer::angles(&device, &gguf, rope, parts.rope_divisors.as_ref(), options.context))
             .collect::<Result<Vec<_>, ModelError>>()?;
+        let loader = Loader { device: &device, gguf: &gguf, config: &config, options, angles: &angles };
+        let mut layers = Vec::with_capacity(parts.layers.len());
+        for (index, parts) in parts.layers.iter().enumerate() {
+            layers.push(loader.layer(index, parts, &matrices, &layers)?);
+        }
         let head = matrices[parts.head].clone();
-        let head_norm = loader.vector(&parts.head_norm)?;
+        let head_norm = layer::vector(&device, &gguf, &parts.head_norm)?;
         let scratch = Scratch::new(&device, &strides, scratch_rows)?;
-        gguf.mapping().release(); // only rows of the embedding are read from now on
+        gguf.release(); // only rows of the embedding are read from now on
         progress(1.0);
         Ok(Self {
             kernels,
@@ -185,7 +195,7 @@ impl Causal {
         self.embed(tokens)?;
         if rows > 1 {
             // Rows of the embedding lie all over the file, and the system maps a run of pages around each.
-            self.gguf.mapping().release();
+            self.gguf.release();
         }
         let key = (rows, logits);
         if !self.prepared.contains_key(&key) {
@@ -201,6 +211,11 @@ impl Causal {
         }
         self.device.flush()?;
         Ok(())
+    }
+
+    /// Launches of a pass of `rows` rows; 0 before the first such pass.
+    pub fn launches(&self, rows: usize, logits: Logits) -> usize {
+        self.prepared.get(&(rows, logits)).map_or(0, Pass::len)
     }
 
     /// Waits for the device and shows the logits of a row: of row 0 after [`Logits::Last`], of any after

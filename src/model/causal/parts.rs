@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 
 use super::LoadOptions;
-use super::scratch::{Scratch, ScratchRows, Strides};
+use super::layer::angle_bytes;
+use super::scratch::{QkvPlaces, Scratch, ScratchRows, Strides};
 use crate::checkpoint::gguf::{Gguf, TensorInfo};
-use crate::model::config::CausalConfig;
+use crate::model::config::{CausalConfig, LayerConfig};
 use crate::model::error::ModelError;
 use crate::model::gate_up::GateUp;
 use crate::model::plan::MemoryPlan;
@@ -15,16 +16,16 @@ use crate::ops::{Cache, STRIDE_MULTIPLE, round_up};
 /// The matrices and vectors that a file gives, and which of them belong where.
 pub(super) struct Parts {
     pub(super) blueprints: Vec<Blueprint>,
-    pub(super) layers: Vec<LayerShape>,
+    pub(super) layers: Vec<LayerParts>,
     pub(super) head: usize,
     pub(super) head_norm: TensorInfo,
     pub(super) embedding: TensorInfo,
-    /// Llama 3's slower low frequencies, as divisors; only layers that see everything have them.
+    /// Divides the frequencies of rotary embeddings that say so: Llama 3's slower low frequencies.
     pub(super) rope_divisors: Option<TensorInfo>,
 }
 
 /// A layer's matrices as indices of their blueprints, and its norms.
-pub(super) struct LayerShape {
+pub(super) struct LayerParts {
     /// Each with its first value in the qkv row.
     pub(super) qkv: Vec<(usize, usize)>,
     pub(super) output: usize,
@@ -52,9 +53,12 @@ impl Parts {
             Some(_) => gguf.require_tensor("output.weight", &[hidden, vocabulary])?.clone(),
             None => embedding.clone(),
         };
-        let rope_divisors = match gguf.tensor("rope_freqs.weight") {
-            Some(_) => Some(gguf.require_tensor("rope_freqs.weight", &[config.rotated as u64 / 2])?.clone()),
-            None => None,
+        let divided = config.ropes.iter().find(|rope| rope.divided);
+        let rope_divisors = match (gguf.tensor("rope_freqs.weight"), divided) {
+            (Some(_), Some(rope)) => {
+                Some(gguf.require_tensor("rope_freqs.weight", &[rope.pairs as u64])?.clone())
+            }
+            _ => None,
         };
         let mut parts = Self {
             blueprints: Vec::new(),
@@ -64,7 +68,7 @@ impl Parts {
             embedding,
             rope_divisors,
         };
-        for index in 0..config.layers {
+        for index in 0..config.layers.len() {
             let layer = parts.layer(gguf, config, index)?;
             parts.layers.push(layer);
         }
@@ -114,11 +118,12 @@ impl Parts {
         Err(ModelError::Unsupported { path: gguf.path().to_owned(), what })
     }
 
-    fn layer(&mut self, gguf: &Gguf, config: &CausalConfig, index: usize) -> Result<LayerShape, ModelError> {
-        let (hidden, inner) = (config.hidden as u64, config.feed_forward as u64);
-        let q = (config.heads * config.head_size) as u64;
-        let kv = (config.kv_heads * config.head_size) as u64;
-        let strides = Strides::new(config);
+    fn layer(&mut self, gguf: &Gguf, config: &CausalConfig, index: usize) -> Result<LayerParts, ModelError> {
+        let layer = &config.layers[index];
+        let (hidden, inner) = (config.hidden as u64, layer.feed_forward.inner() as u64);
+        let [q, k, v, attended] =
+            [layer.q_width(), layer.k_width(), layer.v_width(), layer.attended_width()].map(|n| n as u64);
+        let places = QkvPlaces::new(layer);
         let name = |part: &str| format!("blk.{index}.{part}");
         let tensor = |part: &str, shape: [u64; 2]| -> Result<TensorInfo, ModelError> {
             Ok(gguf.require_tensor(&name(&format!("{part}.weight")), &shape)?.clone())
@@ -130,8 +135,7 @@ impl Parts {
             Ok(if wanted { Some((vector(first, n)?, vector(second, n)?)) } else { None })
         };
         let mut joined: Vec<(Vec<TensorInfo>, usize)> = Vec::new();
-        for (part, rows, at) in [("attn_q", q, 0), ("attn_k", kv, strides.k_at), ("attn_v", kv, strides.v_at)]
-        {
+        for (part, rows, at) in [("attn_q", q, 0), ("attn_k", k, places.k_at), ("attn_v", v, places.v_at)] {
             let tensor = tensor(part, [hidden, rows])?;
             match joined.last_mut() {
                 Some((tensors, _)) if tensors[0].ty == tensor.ty => tensors.push(tensor),
@@ -143,7 +147,8 @@ impl Parts {
             .into_iter()
             .map(|(tensors, at)| (self.add(gguf, name(&format!("qkv from {at}")), &tensors, stacked), at))
             .collect();
-        let output = self.add(gguf, name("attn_output"), &[tensor("attn_output", [q, hidden])?], stacked);
+        let output =
+            self.add(gguf, name("attn_output"), &[tensor("attn_output", [attended, hidden])?], stacked);
         let (gate, up) = (tensor("ffn_gate", [hidden, inner])?, tensor("ffn_up", [hidden, inner])?);
         let gate_up = if gate.ty == up.ty {
             GateUp::Joined(self.add(gguf, name("ffn_gate_up"), &[gate, up], Arrangement::Paired))
@@ -152,15 +157,20 @@ impl Parts {
             GateUp::Apart(gate, self.add(gguf, name("ffn_up"), &[up], stacked))
         };
         let down = self.add(gguf, name("ffn_down"), &[tensor("ffn_down", [inner, hidden])?], stacked);
-        Ok(LayerShape {
+        Ok(LayerParts {
             qkv,
             output,
             gate_up,
             down,
             attention_norm: vector("attn_norm", config.hidden)?,
             feed_forward_norm: vector("ffn_norm", config.hidden)?,
-            branch_norms: pair(config.branch_norms, "post_attention_norm", "post_ffw_norm", config.hidden)?,
-            head_norms: pair(config.head_norms, "attn_q_norm", "attn_k_norm", config.head_size)?,
+            branch_norms: pair(
+                config.family.branch_norms,
+                "post_attention_norm",
+                "post_ffw_norm",
+                config.hidden,
+            )?,
+            head_norms: pair(config.family.head_norms, "attn_q_norm", "attn_k_norm", layer.key_size)?,
         })
     }
 
@@ -169,7 +179,7 @@ impl Parts {
         let apart = self.layers.iter().any(|layer| matches!(layer.gate_up, GateUp::Apart(..)));
         ScratchRows {
             pass,
-            branch: if config.branch_norms { pass } else { 1 },
+            branch: if config.family.branch_norms { pass } else { 1 },
             gate: if apart { pass } else { 1 },
             logits,
         }
@@ -183,14 +193,21 @@ impl Parts {
         rows: ScratchRows,
     ) -> MemoryPlan {
         let context = options.context;
-        let norms = if config.branch_norms { 4 } else { 2 } * strides.hidden
-            + if config.head_norms { 2 * round_up(config.head_size, STRIDE_MULTIPLE) } else { 0 };
-        let tables = if config.sliding_rope().is_some() { 2 } else { 1 } * context * config.rotated * 4;
+        let family = config.family;
+        let norms = |layer: &LayerConfig| {
+            let streams = if family.branch_norms { 4 } else { 2 };
+            let heads = if family.head_norms { 2 * round_up(layer.key_size, STRIDE_MULTIPLE) } else { 0 };
+            streams * strides.hidden + heads
+        };
+        let cache = |layer: &LayerConfig| match layer.kv_from {
+            Some(_) => 0,
+            None => Cache::bytes(options.cache, layer.kv_heads, layer.key_size, context),
+        };
         MemoryPlan {
             weights: self.blueprints.iter().map(Blueprint::bytes).sum::<usize>()
-                + (norms * config.layers + strides.hidden) * 4,
-            kv_cache: config.layers * Cache::bytes(options.cache, config.kv_heads, config.head_size, context),
-            scratch: Scratch::bytes(strides, rows).iter().sum::<usize>() + tables + 64,
+                + (config.layers.iter().map(norms).sum::<usize>() + strides.hidden) * 4,
+            kv_cache: config.layers.iter().map(cache).sum(),
+            scratch: Scratch::bytes(strides, rows) + angle_bytes(config, context) + 64,
         }
     }
 }

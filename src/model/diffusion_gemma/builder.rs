@@ -55,6 +55,7 @@ pub(super) fn heads(layer: &LayerConfig, cache: CacheKind) -> Heads {
     Heads {
         size: layer.head_size,
         cache,
+        bias: false,
         pairing: Pairing::HeadHalves,
         rotated_pairs: layer.rope.pairs,
         norms: true,
@@ -62,6 +63,7 @@ pub(super) fn heads(layer: &LayerConfig, cache: CacheKind) -> Heads {
         keys_are_values: !layer.sliding,
         window: layer.sliding,
         canvas: true,
+        softcap: false,
     }
 }
 
@@ -190,11 +192,13 @@ impl<'a> Builder<'a> {
             q_heads: model.config.heads,
             k_at,
             v_at,
+            bias: None,
             angles: &layer.angles,
             half_rotated: layer.rotated_pairs,
             pairing: Pairing::HeadHalves,
             norms: Some((&layer.norms.q, &layer.norms.k)),
             value_norms: true,
+            queries_only: false,
             epsilon: model.config.epsilon,
         };
         let launch = model.kernels.rotate_and_cache(&model.device, &rotation, &layer.cache, self.rows)?;
@@ -214,6 +218,7 @@ impl<'a> Builder<'a> {
             window: layer.window,
             canvas: self.mode != Mode::Encode,
             scale: 1.0,
+            softcap: 0.0,
         };
         let launch = model.kernels.attention(&model.device, &attention, &layer.cache, self.rows)?;
         self.pass.push_positioned(launch, ATTENTION_START);

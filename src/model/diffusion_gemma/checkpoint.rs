@@ -99,7 +99,7 @@ impl DiffusionCheckpoint {
     /// Lets go of the pages that were read.
     pub fn release(&self) {
         match self {
-            Self::Gguf(gguf) => gguf.mapping().release(),
+            Self::Gguf(gguf) => gguf.release(),
             Self::Directory(directory) => directory.release(),
         }
     }

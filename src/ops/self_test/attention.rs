@@ -16,6 +16,8 @@ pub struct Heads {
     pub size: usize,
     /// Number type of the cache.
     pub cache: CacheKind,
+    /// A bias is added to queries, keys and values.
+    pub bias: bool,
     /// Which values turn together.
     pub pairing: Pairing,
     /// Pairs of a head that turn.
@@ -30,6 +32,8 @@ pub struct Heads {
     pub window: bool,
     /// The last rows are a canvas; with a window, the cache is a ring.
     pub canvas: bool,
+    /// Scores are soft-capped.
+    pub softcap: bool,
 }
 
 impl Heads {
@@ -38,6 +42,7 @@ impl Heads {
         Self {
             size,
             cache,
+            bias: false,
             pairing: Pairing::RotatedHalves,
             rotated_pairs: size / 2,
             norms: false,
@@ -45,6 +50,7 @@ impl Heads {
             keys_are_values: false,
             window: true,
             canvas: false,
+            softcap: false,
         }
     }
 }
@@ -54,11 +60,13 @@ const CANVAS: usize = 21;
 const Q_HEADS: usize = 2;
 const WINDOW: usize = 37;
 const EPSILON: f32 = 1e-5;
+const SOFTCAP: f32 = 0.25; // near the scores, so that it bends them
 
 /// Rows and weights of a test.
 struct Case {
     heads: Heads,
     qkv: Vec<f32>,
+    bias: Vec<f32>,
     stride: usize,
     k_at: usize,
     v_at: usize,
@@ -110,6 +118,7 @@ impl Case {
         let v_at = if heads.keys_are_values { k_at } else { k_at + size };
         let stride = round_up(v_at + size, STRIDE_MULTIPLE);
         let qkv = sequence.take(ROWS * stride);
+        let bias = sequence.take(stride);
         let angles = sequence
             .take(ROWS * heads.rotated_pairs)
             .iter()
@@ -120,18 +129,24 @@ impl Case {
             .collect();
         let (q_norm, k_norm) = (sequence.take(size), sequence.take(size));
         let scale = 1.0 / (size as f32).sqrt();
-        Self { heads: *heads, qkv, stride, k_at, v_at, angles, q_norm, k_norm, scale }
+        Self { heads: *heads, qkv, bias, stride, k_at, v_at, angles, q_norm, k_norm, scale }
     }
 
     fn canvas(&self) -> usize {
         if self.heads.canvas { CANVAS } else { 0 }
     }
 
+    fn softcap(&self) -> f32 {
+        if self.heads.softcap { SOFTCAP } else { 0.0 }
+    }
+
     fn name(&self, kernel: &str) -> String {
         let heads = &self.heads;
         let (size, cache, pairs) = (heads.size, heads.cache, heads.rotated_pairs);
         let looks = if heads.canvas { "canvas" } else { "causal" };
-        format!("{kernel} (head size {size}, {pairs} rotated, cache {cache}, {looks})")
+        let bias = if heads.bias { ", bias" } else { "" };
+        let cap = if heads.softcap { ", soft cap" } else { "" };
+        format!("{kernel} (head size {size}, {pairs} rotated, cache {cache}, {looks}{bias}{cap})")
     }
 
     /// Passes of these widths, then the canvas, over a cache of so many positions.
@@ -155,6 +170,7 @@ impl Case {
         };
         let (angles, q_norm, k_norm) =
             (some(&self.angles)?, upload(device, &self.q_norm)?, upload(device, &self.k_norm)?);
+        let bias = upload(device, &self.bias)?;
         let mut found = Found { queries: vec![], keys: vec![], values: vec![], attended: vec![] };
         let mut start = 0;
         let canvas = heads.canvas.then_some((CANVAS, true));
@@ -167,11 +183,13 @@ impl Case {
                 q_heads: Q_HEADS,
                 k_at: self.k_at,
                 v_at: self.v_at,
+                bias: heads.bias.then_some(&bias),
                 angles: &angles,
                 half_rotated: heads.rotated_pairs,
                 pairing: heads.pairing,
                 norms: heads.norms.then_some((&q_norm, &k_norm)),
                 value_norms: heads.value_norms,
+                queries_only: false,
                 epsilon: EPSILON,
             };
             let looks = Attention {
@@ -183,6 +201,7 @@ impl Case {
                 window: heads.window.then_some(WINDOW),
                 canvas,
                 scale: self.scale,
+                softcap: self.softcap(),
             };
             let mut rotate = kernels.rotate_and_cache(device, &rotation, &cache, rows)?;
             rotate.set(ROTATE_START, Arg::I32(start as i32))?;
@@ -222,7 +241,10 @@ impl Case {
 
     fn normed(&self, row: usize, at: usize, norm: Option<&[f32]>) -> Vec<f64> {
         let as_f64 = |values: &[f32]| -> Vec<f64> { values.iter().map(|&v| f64::from(v)).collect() };
-        let head = as_f64(&self.qkv[row * self.stride + at..][..self.heads.size]);
+        let mut head = as_f64(&self.qkv[row * self.stride + at..][..self.heads.size]);
+        if self.heads.bias {
+            head.iter_mut().zip(as_f64(&self.bias[at..])).for_each(|(value, bias)| *value += bias);
+        }
         let norm = norm.map(as_f64);
         prepare_reference(&head, None, norm.as_deref(), f64::from(EPSILON)).1
     }
@@ -251,7 +273,8 @@ impl Case {
                 compare(device, &format!("{name}, queries"), q, &query, 1e-5)?;
                 // By the device's own numbers, which are right: what f16 keeps may fall to either side.
                 let (keys, values) = (&found.keys, &found.values);
-                let expected = attention_reference(heads.cache, q, keys, values, first..=last, self.scale);
+                let (seen, scale, softcap) = (first..=last, self.scale, self.softcap());
+                let expected = attention_reference(heads.cache, q, keys, values, seen, scale, softcap);
                 let attended = &found.attended[row][head * size..][..size];
                 compare(device, &self.name("attention"), attended, &expected, 1e-5)?;
             }

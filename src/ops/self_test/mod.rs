@@ -127,34 +127,29 @@ fn random_tiles(format: Format, rows: usize, columns: usize, sequence: &mut Sequ
             format.put_numbers(tile, row % TILE, &elements);
             continue;
         }
-        let codes_below = match format {
-            Format::Q8_0 => 256,
-            Format::Q6K => 64,
-            Format::Q5_0 | Format::Q5_1 | Format::Q5K => 32,
-            _ => 16,
-        };
         for first in (0..columns).step_by(block) {
-            let codes: Vec<u8> =
-                (first..columns.min(first + block)).map(|_| (sequence.bits() % codes_below) as u8).collect();
+            let codes: Vec<u8> = (first..columns.min(first + block))
+                .map(|_| (sequence.bits() % format.codes_below()) as u8)
+                .collect();
             let offset = match format {
                 Format::W4 => (sequence.bits() % 16) as f32,
                 _ => sequence.next() * 0.3,
             };
-            let small: Vec<u8> = (0..16).map(|_| (sequence.bits() % 64) as u8).collect();
+            let scale = match format {
+                Format::Mxfp4 => 120 + (sequence.bits() % 8) as u16,
+                _ => half::f16::from_f32(sequence.next() * 0.05).to_bits(),
+            };
+            let small: Vec<u8> = (0..32).map(|_| (sequence.bits() % 64) as u8).collect();
             format.put_codes(
                 tile,
                 row % TILE,
                 first,
                 &codes,
                 Scales {
-                    scale: half::f16::from_f32(sequence.next() * 0.05).to_bits(),
+                    scale,
                     offset: half::f16::from_f32(offset).to_bits(),
-                    scales: match format {
-                        Format::Q6K => &small,
-                        Format::Q4K | Format::Q5K => &small[..8],
-                        _ => &[],
-                    },
-                    offsets: if matches!(format, Format::Q4K | Format::Q5K) { &small[8..] } else { &[] },
+                    scales: &small[..16],
+                    offsets: &small[16..],
                 },
             );
         }

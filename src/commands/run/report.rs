@@ -1,0 +1,123 @@
+//! What an answer took: lines for people, an object for programs.
+
+use std::io::{self, Write};
+
+use axe::engine::{FinishReason, Model, Stats, Usage};
+use serde_json::{Value, json};
+
+/// A whole answer.
+pub(super) struct Answer {
+    /// What the model said.
+    pub(super) text: String,
+    /// What it thought, where it has a thinking channel.
+    pub(super) reasoning: String,
+    /// Every token, end token and thoughts included.
+    pub(super) tokens: Vec<u32>,
+    pub(super) reason: FinishReason,
+    pub(super) usage: Usage,
+    pub(super) stats: Stats,
+}
+
+impl Answer {
+    /// Whether it was stopped from outside.
+    pub(super) fn cancelled(&self) -> bool {
+        matches!(self.reason, FinishReason::Cancelled(_))
+    }
+
+    fn reason(&self) -> &'static str {
+        match self.reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled(_) => "cancelled",
+            FinishReason::Error(_) => "error",
+        }
+    }
+}
+
+/// The answer as one object.
+pub(super) fn json(model: &Model, answer: &Answer, seed: u64, load_s: f64) -> Value {
+    let mut object = json!({
+        "model": model.name,
+        "kind": model.kind.name(),
+        "device": model.device,
+        "context_length": model.context_length,
+        "text": answer.text,
+    });
+    if !answer.reasoning.is_empty() {
+        object["reasoning"] = answer.reasoning.clone().into();
+    }
+    object["tokens"] = answer.tokens.clone().into();
+    object["finish_reason"] = answer.reason().into();
+    object["seed"] = seed.into();
+    object["load_s"] = load_s.into();
+    object["usage"] = json!(answer.usage);
+    object["stats"] = json!(answer.stats);
+    object
+}
+
+/// What it took, in a few lines.
+pub(super) fn lines(answer: &Answer, seed: u64, out: &mut impl Write) -> io::Result<()> {
+    let Answer { usage, stats, .. } = answer;
+    let encoded = usage.prompt_tokens - usage.cached_tokens;
+    write!(out, "prompt    {encoded} tokens in {:.2} s", stats.prefill_s)?;
+    if stats.prefill_s > 0.0 {
+        write!(out, ", {:.1} t/s", encoded as f64 / stats.prefill_s)?;
+    }
+    if usage.cached_tokens > 0 {
+        write!(out, "; {} more were in the cache", usage.cached_tokens)?;
+    }
+    writeln!(out)?;
+    write!(out, "answer    {} tokens", usage.completion_tokens)?;
+    if usage.reasoning_tokens > 0 {
+        write!(out, " ({} of them thoughts)", usage.reasoning_tokens)?;
+    }
+    writeln!(
+        out,
+        ", {:.1} t/s, {} passes, {:.2} tokens a pass; ended: {}",
+        stats.tokens_per_s,
+        stats.passes,
+        stats.tokens_per_pass,
+        answer.reason()
+    )?;
+    if let Some(denoising) = &stats.denoising {
+        let steps: Vec<String> = stats.canvas_steps.iter().map(usize::to_string).collect();
+        write!(out, "denoised  {} steps, {} canvases", denoising.steps, denoising.canvases)?;
+        if !steps.is_empty() {
+            write!(out, " ({})", steps.join(", "))?;
+        }
+        writeln!(out)?;
+    }
+    writeln!(out, "seed      {seed}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axe::decode::DenoisingStats;
+
+    #[test]
+    fn lines_tell_what_there_is_to_tell() {
+        let mut answer = Answer {
+            text: "Paris".to_owned(),
+            reasoning: String::new(),
+            tokens: vec![1, 2],
+            reason: FinishReason::Stop,
+            usage: Usage { prompt_tokens: 30, completion_tokens: 2, cached_tokens: 10, reasoning_tokens: 0 },
+            stats: Stats { prefill_s: 0.5, passes: 2, tokens_per_pass: 1.0, ..Stats::default() },
+        };
+        let told = |answer: &Answer| {
+            let mut out = Vec::new();
+            lines(answer, 7, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(
+            told(&answer),
+            "prompt    20 tokens in 0.50 s, 40.0 t/s; 10 more were in the cache\n\
+             answer    2 tokens, 0.0 t/s, 2 passes, 1.00 tokens a pass; ended: stop\n\
+             seed      7\n"
+        );
+        let denoising = DenoisingStats { steps: 9, canvases: 2, accepted: Vec::new() };
+        answer.stats = Stats { denoising: Some(denoising), canvas_steps: vec![4, 5], ..answer.stats };
+        assert!(told(&answer).contains("denoised  9 steps, 2 canvases (4, 5)\n"), "{}", told(&answer));
+    }
+}
