@@ -141,6 +141,8 @@ pub struct Config {
     pub denoising: DenoisingConfig,
     /// How causal models are decoded.
     pub decode: BlockOptions,
+    /// The page in the browser.
+    pub studio: StudioConfig,
 }
 
 /// `[model]`
@@ -304,6 +306,24 @@ pub struct DenoisingConfig {
     pub bar_immediate_end: bool,
 }
 
+/// `[studio]`
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct StudioConfig {
+    /// Another server that the page may talk to.
+    pub remote: Option<RemoteConfig>,
+}
+
+/// A server that speaks OpenAI's API.
+#[derive(Debug, Clone, Serialize)]
+pub struct RemoteConfig {
+    /// Where its routes begin, e.g. `https://host/v1`.
+    pub url: String,
+    /// The model to ask for.
+    pub model: String,
+    /// The key to send.
+    pub key: Option<Secret>,
+}
+
 impl Config {
     /// Reads `file` (or, when `None`, `$AXE_CONFIG`, else the first of `daemon.toml` in the working directory and
     /// `/etc/axed/daemon.toml` that exists, else no file), the process environment and `flags`.
@@ -352,6 +372,7 @@ impl Config {
                 size: s.any("decode.block_size", BlockSize::Auto)?,
                 pool: s.any("decode.ngram_pool", false)?,
             },
+            studio: StudioConfig { remote: read_remote(&mut s)? },
         };
         s.finish()?;
         if !config.server.host.is_loopback() && config.server.api_keys.is_empty() {
@@ -522,6 +543,28 @@ fn read_sampling(s: &mut Sources) -> Result<SamplingConfig, ConfigError> {
         min_p: s.number("sampling.min_p", 0.05, 0.0, 1.0)? as f32,
         repetition_penalty: s.number("sampling.repetition_penalty", 1.0, 0.01, 10.0)? as f32,
     })
+}
+
+fn read_remote(s: &mut Sources) -> Result<Option<RemoteConfig>, ConfigError> {
+    let is_url = |url: &str| {
+        let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
+        host.is_some_and(|host| !host.is_empty() && !host.starts_with('/'))
+    };
+    let expected = "a URL as in https://host/v1, with `studio.remote_model` naming a model there";
+    let url = s.optional::<String>("studio.remote_url", expected, |url| url.is_empty() || is_url(url))?;
+    let (model, key) = (s.text("studio.remote_model")?, s.text("studio.remote_key")?.map(Secret));
+    match url.filter(|(url, _)| !url.is_empty()) {
+        None => Ok(None),
+        Some((url, origin)) => match model {
+            Some(model) => Ok(Some(RemoteConfig { url: url.trim_end_matches('/').to_owned(), model, key })),
+            None => Err(ConfigError::Invalid {
+                origin,
+                key: "studio.remote_url".to_owned(),
+                found: format!("\"{url}\" and no model"),
+                expected: expected.to_owned(),
+            }),
+        },
+    }
 }
 
 /// Default folders, by what systemd or the desktop say.

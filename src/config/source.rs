@@ -164,13 +164,19 @@ pub(super) struct Sources {
 }
 
 /// Short names for the settings people change most; the full name `AXE_<SECTION>_<KEY>` works for every setting.
-const SHORT_ENV: [(&str, &str); 5] = [
+const SHORT_ENV: [(&str, &str); 8] = [
     ("model.path", "AXE_MODEL"),
     ("model.served_name", "AXE_SERVED_NAME"),
     ("server.host", "AXE_HOST"),
     ("server.port", "AXE_PORT"),
     ("server.api_key", "AXE_API_KEY"),
+    ("studio.remote_url", "NVIDIA_BASE_URL"),
+    ("studio.remote_model", "NVIDIA_MODEL"),
+    ("studio.remote_key", "NVIDIA_API_KEY"),
 ];
+
+/// Settings whose values are never shown.
+const SECRET: [&str; 2] = ["server.api_key", "studio.remote_key"];
 
 impl Sources {
     /// Reads the file, if any, and takes over what the environment and the command line say.
@@ -246,7 +252,7 @@ impl Sources {
                 origin,
                 key: key.to_owned(),
                 // Error messages end up in logs, where a mistyped secret must not.
-                found: if key == "server.api_key" { "something else".to_owned() } else { found.to_string() },
+                found: if SECRET.contains(&key) { "something else".to_owned() } else { found.to_string() },
                 expected: if expected.is_empty() { T::EXPECTED.to_owned() } else { expected.to_owned() },
             }),
         }

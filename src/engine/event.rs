@@ -21,6 +21,10 @@ pub enum Event {
         tokens: Vec<u32>,
         /// Entropy in nats per guessed token, empty where the model kind has none.
         entropy: Vec<f32>,
+        /// Commits before it: of a model that denoises, the canvas, from 0.
+        canvas: usize,
+        /// Drafts since the last commit, this one included; a slow listener does not see all of them.
+        step: usize,
     },
     /// Final, will never change.
     Commit {

@@ -10,6 +10,13 @@ use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
 use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Wanted};
 use crate::text::{Parts, ReplyText, Tokenizer};
 
+/// Which draft comes next.
+#[derive(Clone, Copy)]
+struct Place {
+    canvas: usize,
+    step: usize,
+}
+
 /// Runs the job and sends its events, [`Event::Finish`] included.
 pub(super) fn run(
     shared: &Shared,
@@ -23,6 +30,7 @@ pub(super) fn run(
     let mut cached_tokens = 0;
     let mut denoising = Denoised::default();
     let mut blocks = None;
+    let mut draft = Place { canvas: 0, step: 0 };
     let interrupted = || {
         if queued.sender.abandoned() {
             Some(FinishReason::Cancelled(Cause::Listener))
@@ -71,10 +79,13 @@ pub(super) fn run(
                             clock.passed();
                         }
                         shared.show(|job| job.phase = Phase::Generate);
-                        queued.sender.send(Event::Draft { tokens, entropy });
+                        draft.step += 1;
+                        let Place { canvas, step } = draft;
+                        queued.sender.send(Event::Draft { tokens, entropy, canvas, step });
                     }
                     Step::Commit(tokens) => {
                         clock.passed();
+                        draft = Place { canvas: draft.canvas + 1, step: 0 };
                         let before = reply.completion_tokens;
                         let (Parts { content: text, reasoning }, ended) = reply.take(&tokens);
                         let kept = reply.completion_tokens - before;

@@ -8,17 +8,18 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 
-use super::App;
 use super::error::ApiError;
+use super::{App, studio};
 use crate::config::Secret;
 
-/// What probes may ask without a key.
+/// What probes may ask without a key; so may browsers for the pages of the studio, which hold nothing of the model.
 const OPEN: [&str; 2] = ["/health", "/ready"];
 
 /// Lets a request pass that brings a key, if keys are configured.
 pub(super) async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let keys = &app.server.api_keys;
-    if keys.is_empty() || OPEN.contains(&request.uri().path()) {
+    let path = request.uri().path();
+    if keys.is_empty() || OPEN.contains(&path) || studio::is_page(path) {
         return next.run(request).await;
     }
     let message = match bearer(request.headers()) {

@@ -11,14 +11,15 @@ use super::body::json_object;
 use super::completions::{check_model, log_rest, model, off_thread};
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
-use super::generation::Asked;
+use super::generation::{Asked, Generation};
 use super::messages;
 use super::reply::{Dialect, answer};
+use super::turn::Turn;
 use crate::engine::Model;
 use crate::text::{ChatInput, ChatTemplate, TextError};
 
 /// The template's variable that switches thinking.
-const ENABLE_THINKING: &str = "enable_thinking";
+pub(super) const ENABLE_THINKING: &str = "enable_thinking";
 
 /// The levels of `reasoning_effort`, the first of which switches thinking off. Templates know on and off only.
 const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
@@ -27,15 +28,28 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
     let (turn, body) = json_object(request, &app).await?;
     let mut fields = Fields::new(body);
     check_model(&mut fields, &app)?;
+    let Prepared { model, prompt, generation } = prepare(&app, turn, fields).await?;
+    answer(&app, &model, Dialect::Chat, prompt, generation).await
+}
+
+/// A conversation as the model reads it, and how to continue it.
+pub(super) struct Prepared {
+    pub(super) model: Arc<Model>,
+    pub(super) prompt: Vec<u32>,
+    pub(super) generation: Generation,
+}
+
+/// Reads the fields of a chat request, renders its messages and encodes them.
+pub(super) async fn prepare(app: &App, turn: Turn, mut fields: Fields) -> Result<Prepared, ApiError> {
     let messages = messages::read(fields.take("messages"))?;
-    let asked = Asked::read(&mut fields, &app)?;
+    let asked = Asked::read(&mut fields, app)?;
     let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
     let effort = fields.take("reasoning_effort");
     let elsewhere = "send it in `chat_template_kwargs`: {\"enable_thinking\": …}";
     fields.refuse(ENABLE_THINKING, elsewhere, |_| false)?;
     log_rest(&fields);
     drop(fields);
-    let model = model(&app)?;
+    let model = model(app)?;
     let generation = asked.of(model.kind, &app.sampling)?;
     set_thinking(&model, effort, &mut extra)?;
     let input = ChatInput { messages, add_generation_prompt: true, extra, ..ChatInput::default() };
@@ -50,7 +64,7 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
         })
         .await?
     };
-    answer(&app, &model, Dialect::Chat, prompt, generation).await
+    Ok(Prepared { model, prompt, generation })
 }
 
 /// Brings `reasoning_effort` into the one variable that templates know, and checks that variable.

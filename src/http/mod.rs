@@ -8,6 +8,7 @@
 //! | `GET /health` | the process lives |
 //! | `GET /ready` | it takes requests; 503 with the state until then |
 //! | `GET /metrics` | Prometheus text |
+//! | `GET /`, `POST /chat`, `/studio/…` | the browser studio, see [`studio`] |
 //!
 //! Everything that can be refused is refused with its status before the first byte of an answer; every error has
 //! the shape `{"error": {"message", "type", "param", "code"}}`.
@@ -29,6 +30,7 @@ mod reply;
 mod router;
 mod server;
 mod sse;
+mod studio;
 mod turn;
 
 use std::sync::Arc;
@@ -38,6 +40,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::{Config, SamplingConfig, ServerConfig};
 use crate::engine::{EngineHandle, Model};
+use studio::Remote;
 
 pub use router::router;
 pub use server::serve;
@@ -54,6 +57,8 @@ pub struct App {
     /// Unix time of the start, the models' `created`.
     started: u64,
     turns: turn::Turns,
+    /// The other server that the studio may talk to.
+    remote: Option<Remote>,
 }
 
 impl App {
@@ -68,6 +73,7 @@ impl App {
             aliases: config.model.aliases.clone(),
             started: unix_time(),
             turns: turn::Turns::new(),
+            remote: config.studio.remote.clone().map(Remote::new),
         })
     }
 

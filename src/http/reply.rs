@@ -10,7 +10,7 @@ use super::error::ApiError;
 use super::generation::Generation;
 use super::{App, fingerprint, hex, random, sse, unix_time};
 use crate::decode::ProposerStats;
-use crate::engine::{Cause, Event, Events, FinishReason, Model, Request, Stats, SubmitError, Usage};
+use crate::engine::{Cause, Event, Events, FinishReason, Job, Model, Request, Stats, SubmitError, Usage};
 use crate::text::Parts;
 
 /// Which of the two APIs is spoken.
@@ -92,33 +92,39 @@ impl Head {
         choice["finish_reason"] = reason.into();
         let mut answer = self.object(false, json!([choice]));
         answer["usage"] = usage_json(usage);
-        answer["axe"] = json!({
-            "elapsed_s": stats.elapsed_s,
-            "queue_s": stats.queue_s,
-            "prefill_s": stats.prefill_s,
-            "first_token_s": stats.first_token_s,
-            "passes": stats.passes,
-            "tokens_per_pass": stats.tokens_per_pass,
-            "tokens_per_s": stats.tokens_per_s,
-            "device": self.device,
-            "seed": self.seed,
-        });
-        if let Some(denoising) = &stats.denoising {
-            answer["axe"]["first_draft_s"] = stats.first_token_s.into();
-            answer["axe"]["denoising_steps"] = denoising.steps.into();
-            answer["axe"]["canvases"] = denoising.canvases.into();
-            answer["axe"]["steps_per_canvas"] = stats.canvas_steps.clone().into();
-            answer["axe"]["accepted_per_step"] = denoising.accepted.clone().into();
-        }
-        if let Some(blocks) = &stats.blocks {
-            answer["axe"]["rows"] = blocks.evaluated.into();
-            let guesses = |made: &ProposerStats| {
-                (made.name.to_owned(), json!({ "offered": made.offered, "accepted": made.accepted }))
-            };
-            answer["axe"]["guesses"] = blocks.proposers.iter().map(guesses).collect();
-        }
+        answer["axe"] = figures(&self.device, self.seed, stats);
         answer
     }
+}
+
+/// What a generation took, where it ran, and the seed that repeats it: the answer's `axe` block.
+pub(super) fn figures(device: &str, seed: u64, stats: &Stats) -> Value {
+    let mut figures = json!({
+        "elapsed_s": stats.elapsed_s,
+        "queue_s": stats.queue_s,
+        "prefill_s": stats.prefill_s,
+        "first_token_s": stats.first_token_s,
+        "passes": stats.passes,
+        "tokens_per_pass": stats.tokens_per_pass,
+        "tokens_per_s": stats.tokens_per_s,
+        "device": device,
+        "seed": seed,
+    });
+    if let Some(denoising) = &stats.denoising {
+        figures["first_draft_s"] = stats.first_token_s.into();
+        figures["denoising_steps"] = denoising.steps.into();
+        figures["canvases"] = denoising.canvases.into();
+        figures["steps_per_canvas"] = stats.canvas_steps.clone().into();
+        figures["accepted_per_step"] = denoising.accepted.clone().into();
+    }
+    if let Some(blocks) = &stats.blocks {
+        figures["rows"] = blocks.evaluated.into();
+        let guesses = |made: &ProposerStats| {
+            (made.name.to_owned(), json!({ "offered": made.offered, "accepted": made.accepted }))
+        };
+        figures["guesses"] = blocks.proposers.iter().map(guesses).collect();
+    }
+    figures
 }
 
 /// Token counts in OpenAI's words.
@@ -152,6 +158,14 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
     }
 }
 
+/// Puts a prompt into the queue.
+pub(super) fn submit(app: &App, request: Request, field: &'static str) -> Result<Job, ApiError> {
+    app.engine.submit(request).map_err(|error| match error {
+        SubmitError::EmptyPrompt | SubmitError::ContextTooLong { .. } => ApiError::from(error).param(field),
+        error => error.into(),
+    })
+}
+
 /// Submits the prompt and answers.
 pub(super) async fn answer(
     app: &Arc<App>,
@@ -164,12 +178,7 @@ pub(super) async fn answer(
     let head = Head::new(dialect, app, model, sampling.seed)?;
     let channels = dialect == Dialect::Chat;
     let request = Request { id: head.id.clone(), prompt, sampling, stop, channels, drafts: false };
-    let job = app.engine.submit(request).map_err(|error| match error {
-        SubmitError::EmptyPrompt | SubmitError::ContextTooLong { .. } => {
-            ApiError::from(error).param(dialect.prompt())
-        }
-        error => error.into(),
-    })?;
+    let job = submit(app, request, dialect.prompt())?;
     if stream {
         return Ok(sse::respond(head, job.events, include_usage, app.server.ping_interval));
     }

@@ -12,7 +12,7 @@ use tower_http::compression::CompressionLayer;
 
 use super::error::ApiError;
 use super::fields::quoted;
-use super::{App, auth, chat, completions, cors, health, metrics, models};
+use super::{App, auth, chat, completions, cors, health, metrics, models, studio};
 
 /// All routes of the public face.
 pub fn router(app: Arc<App>) -> Router {
@@ -25,6 +25,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/health", gets(get(health::health)))
         .route("/ready", gets(get(health::ready)))
         .route("/metrics", gets(get(metrics::show)))
+        .merge(studio::routes())
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(CompressionLayer::new())
@@ -34,11 +35,11 @@ pub fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-fn posts(route: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
+pub(super) fn posts(route: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
     route.options(|| async { options("OPTIONS, POST") })
 }
 
-fn gets(route: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
+pub(super) fn gets(route: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
     route.options(|| async { options("GET, HEAD, OPTIONS") })
 }
 

@@ -16,14 +16,25 @@ use crate::engine::{Event, Events, Usage};
 /// A stream that answers with chunks of the events as they come.
 pub(super) fn respond(head: Head, events: Events, include_usage: bool, ping: Duration) -> Response {
     let chunks = Chunks { head, events, include_usage, begun: false };
-    let frames = stream::unfold(Some(chunks), move |chunks| async move {
-        let mut chunks = chunks?;
-        // Dropping the body drops `chunks`, and with it the job.
-        let (frame, over) = match tokio::time::timeout(ping, chunks.next()).await {
+    respond_with(chunks, ping)
+}
+
+/// What makes the frames of an event stream.
+pub(super) trait Frames: Send + 'static {
+    /// The next frames, and whether they are the last. Must lose nothing when dropped while it waits.
+    fn next(&mut self) -> impl Future<Output = (String, bool)> + Send;
+}
+
+/// An event stream; a comment is sent whenever nothing else was for as long as `ping`.
+pub(super) fn respond_with(frames: impl Frames, ping: Duration) -> Response {
+    let frames = stream::unfold(Some(frames), move |frames| async move {
+        let mut frames = frames?;
+        // Dropping the body drops `frames`, and with it the job.
+        let (frame, over) = match tokio::time::timeout(ping, frames.next()).await {
             Ok(next) => next,
             Err(_silence) => (": ping\n\n".to_owned(), false),
         };
-        Some((Ok::<_, Infallible>(frame), (!over).then_some(chunks)))
+        Some((Ok::<_, Infallible>(frame), (!over).then_some(frames)))
     });
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
@@ -42,8 +53,7 @@ struct Chunks {
     begun: bool,
 }
 
-impl Chunks {
-    /// The next frames, and whether they are the last. Loses nothing when dropped while it waits.
+impl Frames for Chunks {
     async fn next(&mut self) -> (String, bool) {
         loop {
             match self.events.recv().await {
@@ -68,7 +78,9 @@ impl Chunks {
             }
         }
     }
+}
 
+impl Chunks {
     fn begin(&mut self) -> String {
         if std::mem::replace(&mut self.begun, true) || self.head.dialect == Dialect::Text {
             return String::new();

@@ -104,7 +104,7 @@ impl ReferenceModel {
                 let key = format!("{}.attention.sliding_window_pattern", self.architecture);
                 self.gguf.metadata().require_array_bool(&key).unwrap().get(layer).unwrap()
             }
-            ("gemma2", _) => layer % 2 == 0,
+            ("gemma2", _) => layer.is_multiple_of(2),
             ("gemma3", _) => layer % 6 != 5,
             _ => self.key("attention.sliding_window").is_some(),
         }

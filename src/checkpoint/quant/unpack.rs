@@ -231,7 +231,7 @@ fn tq1_0(block: &[u8; 54], out: &mut Unpacked) {
         for digit in 0..digits {
             for (&byte, code) in bytes.iter().zip(&mut codes) {
                 let rest = byte.wrapping_mul(3u8.pow(digit));
-                *code = (u16::from(rest) * 3 >> 8) as u8;
+                *code = ((u16::from(rest) * 3) >> 8) as u8;
             }
         }
     }

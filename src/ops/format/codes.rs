@@ -161,12 +161,8 @@ mod tests {
                     assert_eq!(*all & word, 0, "{codes:?}, column {column}");
                     *all |= word;
                 }
-                for at in 0..GROUP {
-                    assert_eq!(
-                        codes.code(at, |word| words[word]),
-                        u32::from(one[at]),
-                        "{codes:?}, column {at}"
-                    );
+                for (at, &code) in one.iter().enumerate() {
+                    assert_eq!(codes.code(at, |word| words[word]), u32::from(code), "{codes:?}, column {at}");
                 }
             }
             assert!(all[..count].iter().all(|&word| word == u32::MAX), "{codes:?}");

@@ -1,0 +1,130 @@
+//! `POST /chat`: one answer as the studio shows it.
+//!
+//! The body: `messages` as in `/v1/chat/completions`; optional `backend` (`local`, or `remote` if one is configured: it takes
+//! `messages`, `temperature`, `max_tokens` and `seed`), `thinking` (true or false), `steps` (the
+//! most denoising steps of a canvas), `seed`, and every field of `/v1/chat/completions` but `stream` and `n`. The answer is
+//! an event stream:
+//!
+//! | event | data |
+//! | --- | --- |
+//! | `prefill` | `{"done", "total"}`: prompt tokens read |
+//! | `draft` | `{"canvas", "step", "tokens", "entropy"}`: the present guess for what is not committed; texts (null: structure) and nats, one a token. The next draft replaces it |
+//! | `commit` | `{"text", "reasoning", "tokens"}`: what will never change, and how many tokens it is |
+//! | `done` | `{"finish_reason", "usage", "stats", "seed"}` |
+//! | `error` | `{"error": {…}}` |
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::backends::{LOCAL, REMOTE};
+use super::pieces::pieces;
+use crate::engine::{self, Event, Events, Model};
+use crate::http::body::json_object;
+use crate::http::chat::{ENABLE_THINKING, Prepared, prepare};
+use crate::http::error::ApiError;
+use crate::http::fields::{Fields, quoted};
+use crate::http::reply::{broke_off, figures, outcome, submit, usage_json};
+use crate::http::sse::{Frames, respond_with};
+use crate::http::{App, hex, random};
+
+pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let (turn, body) = json_object(request, &app).await?;
+    let mut fields = Fields::new(body);
+    match (fields.string("backend")?.as_deref(), &app.remote) {
+        (None | Some(LOCAL), _) => translate(&mut fields)?,
+        (Some(REMOTE), Some(remote)) => {
+            drop(turn);
+            return remote.answer(fields, app.server.ping_interval).await;
+        }
+        (Some(other), _) => {
+            let message =
+                format!("`backend`: there is no backend {}; GET /studio/backends lists them", quoted(other));
+            return Err(ApiError::refused(StatusCode::NOT_FOUND, message).param("backend"));
+        }
+    }
+    let Prepared { model, prompt, generation } = prepare(&app, turn, fields).await?;
+    let request = engine::Request {
+        id: format!("studio-{}", hex(&random::<12>()?)),
+        prompt,
+        sampling: generation.sampling,
+        stop: generation.stop,
+        channels: true,
+        drafts: true,
+    };
+    let seed = request.sampling.seed;
+    let events = submit(&app, request, "messages")?.events;
+    let frames = Answer { events, model, seed };
+    Ok(respond_with(frames, app.server.ping_interval))
+}
+
+/// From the studio's words to those of the API.
+fn translate(fields: &mut Fields) -> Result<(), ApiError> {
+    for fixed in ["stream", "stream_options"] {
+        fields.refuse(fixed, "this route always streams", |_| false)?;
+    }
+    if let Some(steps) = fields.take("steps") {
+        fields.put("max_denoising_steps", steps);
+    }
+    if let Some(thinking) = fields.boolean("thinking")? {
+        let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
+        extra.insert(ENABLE_THINKING.to_owned(), thinking.into());
+        fields.put("chat_template_kwargs", extra);
+    }
+    // A seed of the server's choice must survive the numbers of JavaScript, to be asked for again.
+    if let Some(seed) = fields.take("seed") {
+        fields.put("seed", seed);
+    } else {
+        fields.put("seed", u32::from_le_bytes(random::<4>()?));
+    }
+    Ok(())
+}
+
+struct Answer {
+    events: Events,
+    model: Arc<Model>,
+    seed: u64,
+}
+
+impl Frames for Answer {
+    async fn next(&mut self) -> (String, bool) {
+        match self.events.recv().await {
+            Some(Event::Prefill { done, total }) => {
+                (frame("prefill", &json!({ "done": done, "total": total })), false)
+            }
+            Some(Event::Draft { tokens, entropy, canvas, step }) => {
+                let draft = json!({
+                    "canvas": canvas,
+                    "step": step,
+                    "tokens": pieces(&self.model.tokenizer, &tokens),
+                    "entropy": entropy.iter().map(|nats| (f64::from(*nats) * 1e4).round() / 1e4).collect::<Vec<_>>(),
+                });
+                (frame("draft", &draft), false)
+            }
+            Some(Event::Commit { tokens, text, reasoning }) => {
+                let commit = json!({ "text": text, "reasoning": reasoning, "tokens": tokens.len() });
+                (frame("commit", &commit), false)
+            }
+            Some(Event::Finish { reason, usage, stats }) => match outcome(reason) {
+                Ok(reason) => {
+                    let done = json!({
+                        "finish_reason": reason,
+                        "usage": usage_json(usage),
+                        "stats": figures(&self.model.device, self.seed, &stats),
+                        "seed": self.seed,
+                    });
+                    (frame("done", &done), true)
+                }
+                Err(error) => (frame("error", &error.to_json()), true),
+            },
+            None => (frame("error", &broke_off().to_json()), true),
+        }
+    }
+}
+
+pub(super) fn frame(name: &str, data: &Value) -> String {
+    format!("event: {name}\ndata: {data}\n\n")
+}

@@ -1,0 +1,36 @@
+//! The studio: a page in the browser that shows an answer as it is drafted and revised.
+//!
+//! | route | what |
+//! | --- | --- |
+//! | `GET /` | the chat page |
+//! | `GET /studio/{file}` | its modules, style and icon, all part of the program |
+//! | `GET /studio/backends` | the models it can talk to, and what each can do |
+//! | `POST /chat` | one answer as server-sent events: `prefill`, `draft`, `commit`, then `done` or `error` |
+//!
+//! Pages are open to all; what costs the model's time needs the API key as everywhere.
+
+mod assets;
+mod backends;
+mod chat;
+mod pieces;
+mod remote;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::{get, post};
+
+use super::App;
+use super::router::{gets, posts};
+
+pub(super) use assets::is_page;
+pub(super) use remote::Remote;
+
+/// Routes of the studio.
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/", gets(get(assets::page)))
+        .route("/studio/backends", gets(get(backends::list)))
+        .route("/studio/{file}", gets(get(assets::file)))
+        .route("/chat", posts(post(chat::answer)))
+}

@@ -1,0 +1,299 @@
+// The chat page: chats on the left, the conversation in the middle, settings on the right.
+
+import { AnswerView } from "./answer.js";
+import { headers, post } from "./events.js";
+import { Settings } from "./settings.js";
+import { keep, open, recall } from "./store.js";
+
+/** Questions to begin with, for models that chat. */
+const STARTERS = ["What is the capital of France?", "List the months of the year.", "Write three lines about rain."];
+
+const element = (id) => document.getElementById(id);
+const settings = new Settings();
+const announce = announcer();
+let store, backends = [], backend = null, chats = [], chat = null, running = null;
+
+/** A place whose text screen readers say. */
+function announcer() {
+  const place = document.createElement("p");
+  place.className = "quiet";
+  place.setAttribute("aria-live", "polite");
+  document.body.append(place);
+  return (text) => (place.textContent = text);
+}
+
+function state(name, text) {
+  element("state").dataset.state = name;
+  element("state").lastElementChild.textContent = text;
+}
+
+function toast(text) {
+  document.querySelector(".toast")?.remove();
+  const note = document.createElement("p");
+  note.className = "toast";
+  note.setAttribute("role", "status");
+  note.textContent = text;
+  document.body.append(note);
+  setTimeout(() => note.remove(), 3500);
+}
+
+// Chats
+
+function blank() {
+  return { id: crypto.randomUUID?.() ?? String(Math.random()).slice(2), backend: backend.id, title: "", at: Date.now(), turns: [] };
+}
+
+/** The messages of a chat as the API takes them; answers that failed are left out with their question. */
+function messages(turns) {
+  return turns
+    .filter((turn) => turn.answer && !turn.answer.error)
+    .flatMap((turn) => [
+      { role: "user", content: turn.question },
+      { role: "assistant", content: turn.answer.text },
+    ]);
+}
+
+function paintList() {
+  const list = element("chat-list");
+  list.replaceChildren(
+    ...chats.map((each) => {
+      const item = document.createElement("li");
+      const choose = document.createElement("button");
+      choose.type = "button";
+      choose.textContent = each.title || "New chat";
+      if (each === chat) choose.setAttribute("aria-current", "true");
+      choose.addEventListener("click", () => show(each));
+      item.append(choose);
+      return item;
+    }),
+  );
+  element("forget").disabled = element("export").disabled = !chat?.turns.length;
+}
+
+function show(which) {
+  if (running) return toast("An answer is being written; stop it first.");
+  chat = which;
+  keep(`chat.${backend.id}`, chat.id);
+  element("messages").replaceChildren();
+  chat.turns.forEach((turn, at) => paintTurn(turn, chat.turns.slice(0, at)));
+  element("welcome").hidden = chat.turns.length > 0;
+  paintList();
+  element("chats").classList.remove("open");
+  element("open-chats").setAttribute("aria-expanded", "false");
+  bottom(true);
+}
+
+function paintTurn(turn, before) {
+  const question = document.createElement("li");
+  question.className = "message user";
+  question.textContent = turn.question;
+  const view = new AnswerView(turn.answer, { earlier: before.map((each) => each.answer) });
+  element("messages").append(question, view.node);
+  return view;
+}
+
+/** Keeps the end in sight, unless the reader has scrolled up. */
+function bottom(always) {
+  const talk = element("talk");
+  if (always || talk.scrollHeight - talk.scrollTop - talk.clientHeight < 160) talk.scrollTop = talk.scrollHeight;
+}
+
+async function useBackend(id) {
+  backend = backends.find((each) => each.id === id) ?? backends[0];
+  element("backend").value = backend.id;
+  keep("backend", backend.id);
+  settings.use(backend);
+  element("welcome-text").textContent =
+    backend.kind === "diffusion"
+      ? "Ask something. The answer begins as noise and is revised all at once, until every word stands."
+      : backend.id === "local"
+        ? "Ask something. The model guesses several tokens ahead, and keeps those it would have written itself."
+        : "This backend sends finished text only: no drafts to watch.";
+  element("starters").replaceChildren(
+    ...(backend.chat ? STARTERS : []).map((text) => {
+      const item = document.createElement("li");
+      const ask = document.createElement("button");
+      ask.type = "button";
+      ask.textContent = text;
+      ask.addEventListener("click", () => send(text));
+      item.append(ask);
+      return item;
+    }),
+  );
+  chats = (await store.list(backend.id)).sort((a, b) => b.at - a.at);
+  const before = recall(`chat.${backend.id}`, null);
+  show(chats.find((each) => each.id === before) ?? newChat());
+}
+
+function newChat() {
+  const empty = chats.find((each) => !each.turns.length);
+  if (empty) return empty;
+  const made = blank();
+  chats.unshift(made);
+  return made;
+}
+
+// An answer
+
+async function send(text) {
+  const question = text.trim();
+  if (!question || running || !backend) return;
+  const answer = { text: "", reasoning: "", frames: [] };
+  const turn = { question, answer };
+  const body = settings.request([...messages(chat.turns), { role: "user", content: question }]);
+  element("welcome").hidden = true;
+  const view = paintTurn(turn, chat.turns);
+  view.begin();
+  chat.turns.push(turn);
+  chat.title ||= question.slice(0, 60);
+  chat.at = Date.now();
+  paintList();
+  bottom(true);
+  running = new AbortController();
+  const mine = { chat, backend };
+  element("send").hidden = true;
+  element("stop").hidden = false;
+  state("busy", "writing");
+  announce("Writing.");
+  try {
+    let over = false;
+    for await (const { name, data } of post("/chat", body, { key: settings.key, signal: running.signal })) {
+      if (name === "prefill") view.prefill(data);
+      else if (name === "draft") view.drafted(data);
+      else if (name === "commit") view.committed(data);
+      else if (name === "done") {
+        Object.assign(answer, { stats: data.stats, usage: data.usage, finish: data.finish_reason, seed: data.seed });
+        settings.lastSeed = data.seed;
+        over = true;
+      } else if (name === "error") throw new Error(data.error.message);
+      bottom(false);
+    }
+    if (!over) throw new Error("the server closed the connection before the answer was complete");
+    announce(answer.text);
+  } catch (error) {
+    if (error.name === "AbortError") {
+      answer.finish = "stopped";
+      answer.stats ??= {};
+      announce("Stopped.");
+    } else {
+      answer.error = error.message;
+      if (error.status === 401) openPanel("settings", true);
+    }
+  }
+  running = null;
+  view.finish();
+  element("send").hidden = false;
+  element("stop").hidden = true;
+  bottom(false);
+  try {
+    await store.put(mine.chat);
+  } catch (error) {
+    toast(`This chat could not be kept: ${error.message}`);
+  }
+  paintList();
+  watch();
+}
+
+// The server's state
+
+async function watch() {
+  if (running || document.hidden) return;
+  try {
+    const ready = await fetch("/ready");
+    const told = await ready.json();
+    if (ready.ok) state("ready", backend ? backend.device || "ready" : "ready");
+    else state("starting", told.error ?? told.what ?? told.status ?? "starting");
+  } catch {
+    state("down", "no connection");
+  }
+}
+
+async function connect() {
+  for (;;) {
+    try {
+      const answer = await fetch("/studio/backends", { headers: headers(settings.key) });
+      if (answer.ok) {
+        backends = (await answer.json()).backends;
+        break;
+      }
+      const told = await answer.json().catch(() => ({}));
+      state("starting", told.error?.message ?? "starting");
+    } catch {
+      state("down", "no connection");
+    }
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+  element("backend").replaceChildren(...backends.map((each) => new Option(each.name, each.id)));
+  await useBackend(recall("backend", backends[0].id));
+  await watch();
+}
+
+// Buttons and keys
+
+function openPanel(id, wanted) {
+  const panel = element(id);
+  const opened = panel.classList.toggle("open", wanted);
+  element(`open-${id}`).setAttribute("aria-expanded", String(opened));
+}
+
+for (const id of ["chats", "settings"]) element(`open-${id}`).addEventListener("click", () => openPanel(id));
+element("talk").addEventListener("pointerdown", () => ["chats", "settings"].forEach((id) => openPanel(id, false)));
+element("backend").addEventListener("change", (event) => {
+  if (running) {
+    event.target.value = backend.id;
+    return toast("An answer is being written; stop it first.");
+  }
+  useBackend(event.target.value);
+});
+element("new-chat").addEventListener("click", () => {
+  show(newChat());
+  element("prompt").focus();
+});
+element("forget").addEventListener("click", async () => {
+  if (running || !chat) return;
+  const gone = chat;
+  await store.remove(gone.id);
+  chats = chats.filter((each) => each !== gone);
+  show(chats[0] ?? newChat());
+});
+element("export").addEventListener("click", () => {
+  const file = new Blob([JSON.stringify({ format: "axe-studio-chat", version: 1, chat }, null, 1)], { type: "application/json" });
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(file);
+  link.download = `${(chat.title || "chat").replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40)}.json`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+});
+
+const field = element("prompt");
+function grow() {
+  field.rows = Math.min(10, Math.max(1, field.value.split("\n").length));
+}
+field.addEventListener("input", grow);
+field.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    element("composer").requestSubmit();
+  }
+});
+element("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (running) return;
+  const text = field.value;
+  field.value = "";
+  grow();
+  send(text);
+});
+element("stop").addEventListener("click", () => running?.abort());
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") {
+    if (running) running.abort();
+    else ["chats", "settings"].forEach((id) => openPanel(id, false));
+  }
+});
+document.addEventListener("visibilitychange", watch);
+setInterval(watch, 5000);
+
+store = await open();
+await connect();
+field.focus({ preventScroll: true });
