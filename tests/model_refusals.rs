@@ -186,6 +186,14 @@ fn what_a_family_needs_is_missed_by_name() {
         ),
         (gemma4e.count("gemma4.attention.shared_kv_layers", 2), "blk.3.attn_k.weight"),
         (edited("mistral").count("llama.attention.shared_kv_layers", 2), "shared_kv_layers is the u32 2"),
+        (edited("qwen3moe").count("qwen3moe.expert_used_count", 9), "expert_used_count is 9"),
+        (edited("qwen3moe").without_key("qwen3moe.expert_count"), "`qwen3moe.expert_count` is missing"),
+        (edited("qwen3moe").without("blk.2.ffn_gate_inp"), "blk.2.ffn_gate_inp.weight"),
+        (edited("deepseek2").count("deepseek2.expert_gating_func", 3), "expert_gating_func is 3"),
+        (edited("deepseek2").count("deepseek2.expert_group_count", 3), "cannot come from 1 of 3 groups"),
+        (edited("deepseek2").count("deepseek2.attention.kv_lora_rank", 24), "multiples of 16"),
+        (edited("deepseek2").without("blk.1.attn_v_b"), "blk.1.attn_v_b.weight"),
+        (edited("deepseek2").number("deepseek2.expert_weights_scale", -1.0), "expert_weights_scale is -1"),
     ];
     for (model, expected) in cases {
         let error = refusal(&model);

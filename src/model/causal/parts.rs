@@ -188,10 +188,11 @@ impl Layer<'_, '_> {
         let experts = match layer.feed_forward {
             FeedForward::Dense { .. } => None,
             FeedForward::Both { experts, .. } => {
-                let beside = self.beside(&experts)?;
-                Some(self.experts(&experts, Some(beside))?)
+                let mut weights = self.experts(&experts)?;
+                weights.beside = Some(self.beside(&experts)?);
+                Some(weights)
             }
-            FeedForward::Experts { experts, .. } => Some(self.experts(&experts, None)?),
+            FeedForward::Experts { experts, .. } => Some(self.experts(&experts)?),
         };
         let input = match self.config.layer_input {
             0 => None,
@@ -343,11 +344,7 @@ impl Layer<'_, '_> {
         Ok(DenseWeights { gate_up, down: self.matrix(&format!("ffn_down{suffix}"), inner, hidden)? })
     }
 
-    fn experts(
-        &mut self,
-        experts: &ExpertsConfig,
-        beside: Option<BesideWeights<usize>>,
-    ) -> Result<ExpertWeights<usize, usize>, ModelError> {
+    fn experts(&mut self, experts: &ExpertsConfig) -> Result<ExpertWeights<usize, usize>, ModelError> {
         let hidden = self.config.hidden;
         let ExpertsConfig { count, inner, .. } = *experts;
         let named = |layer: &Self, part: &str| layer.name(&format!("{part}.weight"));
@@ -376,7 +373,7 @@ impl Layer<'_, '_> {
             false => None,
         };
         let router = self.matrix("ffn_gate_inp", hidden, count)?;
-        Ok(ExpertWeights { router, choice_bias, gate_up, down, beside })
+        Ok(ExpertWeights { router, choice_bias, gate_up, down, beside: None })
     }
 
     fn beside(&mut self, experts: &ExpertsConfig) -> Result<BesideWeights<usize>, ModelError> {
