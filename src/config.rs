@@ -674,7 +674,7 @@ mod tests {
         assert_eq!(
             error,
             "FILE: unknown key `srever.port` (found integer 1); expected one of: model, device, server, admin, log, sampling, \
-             denoising, decode"
+             denoising, decode, studio"
         );
         let error = read("port = 1", &[], vec![]).unwrap_err();
         assert!(error.starts_with("FILE: unknown key `port` (found integer 1)"), "{error}");

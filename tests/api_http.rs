@@ -48,7 +48,7 @@ async fn until(socket: &mut TcpStream, end: &str) -> String {
 #[tokio::test]
 async fn unknown_routes_are_404_in_the_apis_shape() {
     let server = Server::start(Script::saying("x")).await;
-    for path in ["/", "/v1", "/v1/embeddings", "/v1/chat/completions/", "/v2/models", "/%00"] {
+    for path in ["/edit/", "/v1", "/v1/embeddings", "/v1/chat/completions/", "/v2/models", "/%00"] {
         let response = server.get(path).await;
         assert_eq!(response.status(), 404, "{path}");
         let error = response.json::<Value>().await.unwrap();
