@@ -223,7 +223,8 @@ impl<M: BlockModel> CausalGeneration<'_, M> {
         Ok(self.commit(start, &input, choices, chain, guesses))
     }
 
-    /// What the model chooses at the rows of a pass that began at `start`, as far as its rows follow right tokens.
+    /// What the model chooses at the rows of a pass that began at `start`, as far as its rows follow right tokens and have
+    /// numbers for logits.
     fn choose(&mut self, start: usize, input: &[u32]) -> Result<Choices, BackendError> {
         let (backend, sampler) = (&*self.backend, &mut self.sampler);
         let tops = if backend.guessing.is_some() || sampler.is_greedy() {
@@ -241,7 +242,12 @@ impl<M: BlockModel> CausalGeneration<'_, M> {
                         let limit = logits.len().min(backend.vocabulary);
                         chosen = sampler.choose(&logits[..limit], start + row + 1);
                     })?;
-                    chosen?
+                    match chosen {
+                        Ok(token) => token,
+                        // The rows before are sound. If the reply goes on, the next pass begins with this one, and fails.
+                        Err(_) if !tokens.is_empty() => break,
+                        Err(error) => return Err(error.into()),
+                    }
                 }
             };
             tokens.push(token);
@@ -286,7 +292,7 @@ impl<M: BlockModel> CausalGeneration<'_, M> {
 struct Choices {
     /// The best of each row, where they were asked for.
     tops: Vec<RowTop>,
-    /// The model's choices, at least one; all but the last are the guesses that were right.
+    /// The model's choices, at least one; all but the last are guesses that were right.
     tokens: Vec<u32>,
 }
 
