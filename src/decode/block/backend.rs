@@ -96,7 +96,7 @@ impl<M: BlockModel> Backend for CausalBackend<M> {
         let reused = common.min(prompt.len() - 1);
         let mut stats = BlockStats::default();
         if let Some(guessing) = &mut self.guessing {
-            guessing.proposers.begin();
+            guessing.proposers.begin(prompt);
             stats.proposers = guessing.proposers.stats();
         }
         Ok(Box::new(CausalGeneration {
