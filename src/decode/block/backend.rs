@@ -32,6 +32,19 @@ pub struct CausalBackend<M = Causal> {
 struct Guessing {
     proposers: Proposers,
     costs: Costs,
+    /// A bit for each width that has run: the model prepares the first pass of one, so that its time is no other's.
+    begun: u32,
+}
+
+impl Guessing {
+    /// A pass of `width` rows took so many seconds.
+    fn took(&mut self, width: usize, seconds: f64) {
+        let bit = 1 << width.min(MOST_ROWS);
+        if self.begun & bit != 0 {
+            self.costs.learn(width, seconds);
+        }
+        self.begun |= bit;
+    }
 }
 
 impl<M: BlockModel> CausalBackend<M> {
@@ -39,8 +52,11 @@ impl<M: BlockModel> CausalBackend<M> {
     pub fn new(model: M, options: BlockOptions) -> Self {
         let vocabulary = model.vocabulary();
         let guesses = options.size != BlockSize::Fixed(1) && model.logit_rows() > 1;
-        let guessing =
-            guesses.then(|| Guessing { proposers: Proposers::new(options.pool), costs: Costs::default() });
+        let guessing = guesses.then(|| Guessing {
+            proposers: Proposers::new(options.pool),
+            costs: Costs::default(),
+            begun: 0,
+        });
         Self { model, options, vocabulary, cached: Vec::new(), guessing }
     }
 
@@ -217,7 +233,7 @@ impl<M: BlockModel> CausalGeneration<'_, M> {
         self.backend.model.forward(&input, start, if guesses == 0 { Logits::Last } else { Logits::All })?;
         let choices = self.choose(start, &input)?;
         if let Some(guessing) = &mut self.backend.guessing {
-            guessing.costs.learn(input.len(), began.elapsed().as_secs_f64());
+            guessing.took(input.len(), began.elapsed().as_secs_f64());
         }
         self.backend.cached.extend_from_slice(&input[..choices.tokens.len()]);
         Ok(self.commit(start, &input, choices, chain, guesses))
@@ -315,5 +331,22 @@ impl<M: BlockModel> Generation for CausalGeneration<'_, M> {
 
     fn blocks(&self) -> Option<BlockStats> {
         Some(self.stats.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_pass_of_a_width_says_nothing_of_its_cost() {
+        let new = || Guessing { proposers: Proposers::new(false), costs: Costs::default(), begun: 0 };
+        let mut guessing = new();
+        (0..3).for_each(|_| guessing.took(1, 1.0));
+        let before = guessing.costs.of(4);
+        guessing.took(4, 100.0);
+        assert_eq!(guessing.costs.of(4), before);
+        guessing.took(4, 100.0);
+        assert!(guessing.costs.of(4) > before);
     }
 }
