@@ -311,6 +311,9 @@ pub struct DenoisingConfig {
 pub struct StudioConfig {
     /// Another server that the page may talk to.
     pub remote: Option<RemoteConfig>,
+    /// Why there is none though a variable of other programs (`NVIDIA_BASE_URL`) names one; something to warn of.
+    #[serde(skip)]
+    pub ignored: Option<String>,
 }
 
 /// A server that speaks OpenAI's API.
@@ -372,7 +375,7 @@ impl Config {
                 size: s.any("decode.block_size", BlockSize::Auto)?,
                 pool: s.any("decode.ngram_pool", false)?,
             },
-            studio: StudioConfig { remote: read_remote(&mut s)? },
+            studio: read_studio(&mut s)?,
         };
         s.finish()?;
         if !config.server.host.is_loopback() && config.server.api_keys.is_empty() {
@@ -545,26 +548,39 @@ fn read_sampling(s: &mut Sources) -> Result<SamplingConfig, ConfigError> {
     })
 }
 
-fn read_remote(s: &mut Sources) -> Result<Option<RemoteConfig>, ConfigError> {
+fn read_studio(s: &mut Sources) -> Result<StudioConfig, ConfigError> {
     let is_url = |url: &str| {
         let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
         host.is_some_and(|host| !host.is_empty() && !host.starts_with('/'))
     };
-    let expected = "a URL as in https://host/v1, with `studio.remote_model` naming a model there";
-    let url = s.optional::<String>("studio.remote_url", expected, |url| url.is_empty() || is_url(url))?;
+    let url = s.optional::<String>("studio.remote_url", "", |_| true)?;
     let (model, key) = (s.text("studio.remote_model")?, s.text("studio.remote_key")?.map(Secret));
-    match url.filter(|(url, _)| !url.is_empty()) {
-        None => Ok(None),
-        Some((url, origin)) => match model {
-            Some(model) => Ok(Some(RemoteConfig { url: url.trim_end_matches('/').to_owned(), model, key })),
-            None => Err(ConfigError::Invalid {
-                origin,
-                key: "studio.remote_url".to_owned(),
-                found: format!("\"{url}\" and no model"),
-                expected: expected.to_owned(),
-            }),
-        },
+    let Some((url, origin)) = url.filter(|(url, _)| !url.is_empty()) else {
+        return Ok(StudioConfig::default());
+    };
+    let found = match model {
+        Some(model) if is_url(&url) => {
+            let remote = RemoteConfig { url: url.trim_end_matches('/').to_owned(), model, key };
+            return Ok(StudioConfig { remote: Some(remote), ignored: None });
+        }
+        Some(_) => format!("\"{url}\""),
+        None => format!("\"{url}\" and no model"),
+    };
+    let foreign = origin.is_foreign();
+    let error = ConfigError::Invalid {
+        origin,
+        key: "studio.remote_url".to_owned(),
+        found,
+        expected:
+            "a URL as in https://host/v1, with `studio.remote_model` (or NVIDIA_MODEL) naming a model there"
+                .to_owned(),
+    };
+    // It may be set for others: no reason not to start.
+    if foreign {
+        let ignored = Some(format!("the studio has no second backend: {error}"));
+        return Ok(StudioConfig { remote: None, ignored });
     }
+    Err(error)
 }
 
 /// Default folders, by what systemd or the desktop say.
@@ -737,6 +753,39 @@ mod tests {
         let flag = Override { flag: "--port", key: "server.port", value: "7".to_owned() };
         let differ = [("AXE_PORT", "8"), ("AXE_SERVER_PORT", "9")];
         assert_eq!(read("", &differ, vec![flag]).unwrap().server.port, 7);
+    }
+
+    #[test]
+    fn variables_of_other_programs_are_no_reason_not_to_start() {
+        let url = ("NVIDIA_BASE_URL", "https://host/v1/");
+        let studio = |toml: &str, env: &[(&str, &str)]| Ok::<_, String>(read(toml, env, vec![])?.studio);
+        let ignored = studio("", &[url]).unwrap();
+        assert!(ignored.remote.is_none());
+        assert_eq!(
+            ignored.ignored.unwrap(),
+            "the studio has no second backend: environment variable NVIDIA_BASE_URL: key `studio.remote_url`: found \
+             \"https://host/v1/\" and no model, expected a URL as in https://host/v1, with `studio.remote_model` (or \
+             NVIDIA_MODEL) naming a model there"
+        );
+        let ignored = studio("", &[("NVIDIA_BASE_URL", "host"), ("NVIDIA_MODEL", "m")]).unwrap();
+        assert!(ignored.remote.is_none() && ignored.ignored.unwrap().contains("found \"host\", expected"));
+        for env in [&[][..], &[("NVIDIA_MODEL", "m"), ("NVIDIA_API_KEY", "k")]] {
+            let studio = studio("", env).unwrap();
+            assert!(studio.remote.is_none() && studio.ignored.is_none());
+        }
+        let whole = studio("", &[url, ("NVIDIA_MODEL", "m"), ("NVIDIA_API_KEY", "k")]).unwrap();
+        let remote = whole.remote.unwrap();
+        assert_eq!((&*remote.url, &*remote.model), ("https://host/v1", "m"));
+        assert!(remote.key.is_some() && whole.ignored.is_none());
+        // Who says it to this program meant it, and is believed before what others were told.
+        let own = [url, ("AXE_STUDIO_REMOTE_URL", "http://other"), ("AXE_STUDIO_REMOTE_MODEL", "n")];
+        assert_eq!(studio("", &own).unwrap().remote.unwrap().url, "http://other");
+        for wrong in ["remote_url = \"https://host/v1\"", "remote_url = \"host\"\nremote_model = \"m\""] {
+            let error = studio(&format!("[studio]\n{wrong}"), &[]).unwrap_err();
+            assert!(error.starts_with("FILE: key `studio.remote_url`: found "), "{error}");
+        }
+        let error = studio("", &[("AXE_STUDIO_REMOTE_URL", "https://host")]).unwrap_err();
+        assert!(error.contains("AXE_STUDIO_REMOTE_URL"), "{error}");
     }
 
     #[test]

@@ -143,6 +143,9 @@ async fn serve(
     let shown = serde_json::to_value(&config).unwrap_or_default();
     let board = Arc::new(Board::new(handle.clone(), shown, Sampler::new()));
     board.pin_address(format!("http://{address}"));
+    if let Some(why) = &config.studio.ignored {
+        board.warn(why);
+    }
     // The thread waits for it, so there is a receiver.
     let _sent = send_board.send(Arc::clone(&board));
     tracing::info!(%address, admin = %socket.path().display(), "listening; loading the model");

@@ -277,7 +277,7 @@ fn nothing_is_taken_over_from_a_pass_that_failed() {
 #[test]
 fn numbers_that_are_none_end_it_where_they_are_committed_and_only_there() {
     let plain = cold(fixed(1), &prompt(2, 30), &Sampling::default(), &most(40));
-    let mut spared = 0;
+    let (mut spared, mut cut) = (0, 0);
     for position in 29..60usize {
         let right = plain.tokens.get(position.wrapping_sub(30)).copied();
         for options in [fixed(1), fixed(4), fixed(16), auto()] {
@@ -291,6 +291,7 @@ fn numbers_that_are_none_end_it_where_they_are_committed_and_only_there() {
 
             let model =
                 Hashed { fault: Some(Fault::NotANumber { position, but: None }), ..Hashed::default() };
+            let calls = model.calls.clone();
             let mut backend = CausalBackend::new(model, options);
             let mut generation = backend.start(&prompt(2, 30), &Sampling::default()).unwrap();
             let mut tokens = Vec::new();
@@ -305,10 +306,19 @@ fn numbers_that_are_none_end_it_where_they_are_committed_and_only_there() {
                 error.contains("NaN") && error.contains(&format!("position {}", position + 1)),
                 "{error}"
             );
-            assert!(plain.tokens.starts_with(&tokens) && tokens.len() < position.max(30) - 28, "{options:?}");
+            // All that was chosen before is committed, as one row a pass would.
+            assert_eq!(tokens, plain.tokens[..position - 29], "{options:?}, position {position}");
+            // Where the row was part of the pass before, behind right guesses, that one ended early.
+            if let [.., before, last] = calls.borrow().as_slice()
+                && position > 29
+            {
+                assert_eq!(last.start, position);
+                cut += usize::from(before.tokens.get(position - before.start) == Some(&last.tokens[0]));
+            }
         }
     }
     assert!(spared > 100, "{spared} rows were refused");
+    assert!(cut > 5, "{cut} passes ended before such a row");
 }
 
 #[test]

@@ -107,6 +107,17 @@ fn recycled_successors_are_taken_by_rank_of_what_stood_before() {
     // Experience stays when another generation begins.
     recycled.begin();
     assert_eq!(tokens(&chain(&mut recycled, &sampler, &[1, 2], 1)), [3]);
+    // Unless it is told to forget what was said; how far to trust it stays.
+    let guess = chain(&mut recycled, &sampler, &[1, 2], 1)[0];
+    (0..30).for_each(|_| recycled.learn(&guess, false));
+    let warned = chain(&mut recycled, &sampler, &[1, 2], 1)[0].trust;
+    recycled.forget();
+    for text in [&[1, 2][..], &[8, 2], &[13], &[2, 3]] {
+        assert_eq!(chain(&mut recycled, &sampler, text, 1), []);
+    }
+    let mut again = vec![1, 2];
+    show(&mut recycled, &sampler, &mut again, &[], &[3], &[top(&[(3, 5.0), (4, 4.0)])]);
+    assert_eq!(chain(&mut recycled, &sampler, &[1, 2], 1)[0].trust, warned);
 }
 
 #[test]

@@ -78,6 +78,7 @@ fn memory_is_what_loading_allocates() {
             ("AXE_MODEL_DENSE", "q8"),
             ("AXE_DECODE_BLOCK_SIZE", "1"),
         ],
+        &[("AXE_DECODE_BLOCK_SIZE", "5")],
     ] {
         let config = config(variables);
         for path in &models {
@@ -129,7 +130,18 @@ fn both_kinds_are_told_of_in_words_and_in_json() {
     ] {
         assert!(out.contains(words), "no '{words}' in:\n{out}");
     }
+    let scratch = |size: &str| {
+        let (code, out, err) = axed(&[], &["-m", causal, "-c", "300", "-b", size, "--json"]);
+        assert_eq!((code, &*err), (0, ""));
+        let plan: Value = serde_json::from_str(&out).unwrap();
+        plan["memory"]["scratch_bytes"].as_u64().unwrap()
+    };
+    // Logits of as many rows as can commit tokens.
+    assert!(scratch("1") < scratch("4") && scratch("4") < scratch("16"));
+    assert_eq!(scratch("16"), scratch("auto"));
     let diffusion = fixture("tiny-diffusion");
+    let (code, _, err) = axed(&[], &["-m", diffusion.to_str().unwrap(), "-b", "4"]);
+    assert!(code == 1 && err.contains("--block-size: ") && err.contains("denoises"), "{err}");
     let (code, out, err) = axed(&[("AXE_DEVICE_MATRIX_UNIT", "false")], &["-m", diffusion.to_str().unwrap()]);
     assert_eq!((code, &*err), (0, ""));
     assert!(out.contains("diffusion-gemma, W4-experts-BF16, denoises canvases of 32"), "{out}");

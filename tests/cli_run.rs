@@ -171,6 +171,32 @@ fn models_that_denoise_answer_too() {
 }
 
 #[test]
+fn a_refused_message_is_forgotten_and_nothing_else() {
+    let model = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(fixture("tiny-diffusion")).unwrap().map(Result::unwrap) {
+        std::fs::copy(file.path(), model.path().join(file.file_name())).unwrap();
+    }
+    let strict = r#"{{ bos_token }}
+{%- for message in messages -%}
+  {%- if message.content == 'No.' -%}{{ raise_exception('not that') }}{%- endif -%}
+  {%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}{{ raise_exception('out of turn') }}{%- endif -%}
+  {{ '<|turn>' + ('user' if message.role == 'user' else 'model') + '\n' + message.content + '<turn|>\n' }}
+{%- endfor -%}
+{{ '<|turn>model\n<|channel>thought\n<channel|>' }}"#;
+    std::fs::write(model.path().join("chat_template.jinja"), strict).unwrap();
+    let lines = "What is the capital of Australia?\nNo.\nWhat is the capital of France?\n";
+    let (code, out, err) = talk(&["-m", text(model.path()), "--seed", "1"], lines);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("not that"), "{err}");
+    // The first message and its answer are still there.
+    assert!(!err.contains("out of turn"), "{err}");
+    assert!(err.ends_with("1 of the messages got no answer\n"), "{err}");
+    assert_eq!(out.lines().next(), Some("The capital of Australia is Canberra."), "{err}");
+    let prompts: Vec<&str> = err.lines().filter(|line| line.starts_with("prompt ")).collect();
+    assert_eq!(prompts.len(), 2, "{err}");
+}
+
+#[test]
 fn ctrl_c_stops_the_answer_and_then_ends() {
     let model = real_model("smollm2-135m-instruct-q4_1.gguf");
     let endless = ["-m", text(&model), "-c", "4096", "--temp", "1", "--raw", "--ignore-eos"];

@@ -307,7 +307,10 @@ def main():
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     sets = read_sets(options.prompts, options.sets.split(","), options.quick)
     # What passes cost is timed anew, on the machine and the program as they are.
-    for kept in pathlib.Path(os.environ.get("AXE_DEVICE_CACHE_DIR") or ".").glob("widths-*.json"):
+    cache = os.environ.get("AXE_DEVICE_CACHE_DIR")
+    if not cache:
+        parser.error("AXE_DEVICE_CACHE_DIR is not set: start this by scripts/bench.sh block-scaling")
+    for kept in pathlib.Path(cache).glob("widths-*.json"):
         kept.unlink(missing_ok=True)
     results = []
     for spec in options.models:

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use axe::config::{Config, Override};
+use axe::decode::BlockSize;
 
 pub mod bench_denoise;
 pub mod bench_ops;
@@ -28,6 +29,11 @@ pub fn configured(
 ) -> Result<Config> {
     let given = |(flag, key, value)| Some(Override { flag, key, value: value? });
     Ok(Config::load(file, flags.into_iter().filter_map(given).collect())?)
+}
+
+/// The text, if it is a block size.
+fn block_size(text: &str) -> Result<String, String> {
+    text.parse::<BlockSize>().map(|_| text.to_owned())
 }
 
 /// Refuses ids that a model has no token for.

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use axe::device::DeviceInfo;
 use axe::engine::ModelKind;
 use axe::load::Plan;
@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 /// Say what would be chosen for a model on this machine, and why, without loading it.
 ///
 /// Context, rows of a pass and kernels are chosen from the device, its memory and the model where the configuration leaves
-/// them open. Memory is what `axed serve` and `axed run` would allocate, to the byte. A model that does not fit is an
-/// error that says what would.
+/// them open. Memory is what `axed serve` and `axed run` would allocate with the same settings, to the byte. A model that
+/// does not fit is an error that says what would.
 #[derive(Debug, Args)]
 pub struct Options {
     /// The checkpoint: a GGUF file, or the directory of a DiffusionGemma.
@@ -23,6 +23,9 @@ pub struct Options {
     /// Positions of the cache, prompt and answer together [default: chosen].
     #[arg(short, long, visible_alias = "context-length", value_name = "TOKENS")]
     context: Option<String>,
+    /// Rows of a pass that may commit tokens, as for `axed run`: auto, or an integer from 1 to 16.
+    #[arg(short, long, value_name = "B", value_parser = super::block_size)]
+    block_size: Option<String>,
     /// Sort of device: auto, cpu, gpu or accelerator.
     #[arg(long, value_name = "KIND")]
     device: Option<String>,
@@ -41,12 +44,19 @@ pub fn run(options: &Options) -> Result<()> {
         [
             ("--model", "model.path", Some(options.model.to_string_lossy().into_owned())),
             ("--context", "model.context_length", options.context.clone()),
+            ("--block-size", "decode.block_size", options.block_size.clone()),
             ("--device", "device.kind", options.device.clone()),
         ],
     )?;
     axe::device::runtime::locate(config.device.threads)?;
     let device = axe::load::open_device(&config.device)?;
     let plan = axe::load::plan(&config, &options.model, &device).map_err(anyhow::Error::from_boxed)?;
+    if options.block_size.is_some() && plan.kind != ModelKind::Causal {
+        bail!(
+            "--block-size: {} is a model that denoises, where it has no meaning; leave it out",
+            options.model.display()
+        );
+    }
     super::to_stdout(|out| {
         if options.json {
             writeln!(out, "{}", object(options, device.info(), &plan))?;

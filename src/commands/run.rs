@@ -11,7 +11,6 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use axe::config::Config;
-use axe::decode::BlockSize;
 use axe::load::Checkpoint;
 use clap::{ArgGroup, Args};
 use tracing_subscriber::EnvFilter;
@@ -47,7 +46,7 @@ pub struct Options {
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     tokens: Option<u32>,
     /// Rows of a pass that may commit tokens: auto, or an integer from 1 to 16. The text does not depend on it.
-    #[arg(short, long, value_name = "B", value_parser = block_size)]
+    #[arg(short, long, value_name = "B", value_parser = super::block_size)]
     block_size: Option<String>,
     /// 0 takes the most probable token [default: `sampling.temperature`; 1, its schedule, of a model that denoises].
     #[arg(long, visible_alias = "temp", value_name = "T", value_parser = number::<0, 2>)]
@@ -172,11 +171,6 @@ fn log(level: Option<tracing::Level>) {
         .without_time();
     // Only a program that had started its log before would fail here.
     let _started = lines.try_init();
-}
-
-/// The text, if it is a block size.
-fn block_size(text: &str) -> Result<String, String> {
-    text.parse::<BlockSize>().map(|_| text.to_owned())
 }
 
 /// A number from `LOW` to `HIGH`.

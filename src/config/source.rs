@@ -35,6 +35,13 @@ impl fmt::Display for Origin {
     }
 }
 
+impl Origin {
+    /// Whether it is a variable that other programs have, too.
+    pub(super) fn is_foreign(&self) -> bool {
+        matches!(self, Self::Env(name) if !name.starts_with("AXE_"))
+    }
+}
+
 /// A type a setting can have.
 pub(super) trait Setting: Sized {
     /// What a person should have written, e.g. `a string`.
@@ -222,9 +229,14 @@ impl Sources {
         if let [(short, one), (full, other)] = set.as_slice()
             && one != other
         {
+            // What other programs are told is no contradiction.
+            if Origin::Env(short.clone()).is_foreign() {
+                return Ok(Some((Origin::Env(full.clone()), Found::Text((*other).clone()))));
+            }
             return Err(ConfigError::Contradiction { short: short.clone(), full: full.clone(), key });
         }
-        if let Some((name, text)) = set.into_iter().next() {
+        // The full name before the short one, so that a mistake is told of the name that is this program's own.
+        if let Some((name, text)) = set.into_iter().next_back() {
             return Ok(Some((Origin::Env(name), Found::Text(text.clone()))));
         }
         Ok(self.entries.get(key).map(|value| (self.file_origin(), Found::Toml(value.clone()))))

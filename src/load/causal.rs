@@ -65,7 +65,10 @@ fn options(config: &Config, shape: Shape) -> LoadOptions {
     LoadOptions {
         context: shape.context,
         rows: shape.rows,
-        logit_rows: if config.decode.size == BlockSize::Fixed(1) { 1 } else { MOST_ROWS },
+        logit_rows: match config.decode.size {
+            BlockSize::Auto => MOST_ROWS,
+            BlockSize::Fixed(rows) => rows.clamp(1, MOST_ROWS),
+        },
         cache: config.device.kv_cache,
         cache_dir: cache_dir(&config.device),
     }

@@ -109,7 +109,8 @@ impl Conversation {
         Ok(Self { raw, messages: system.into_iter().collect(), answers: 0 })
     }
 
-    /// The request for an answer to `text`, which is part of the conversation from now on.
+    /// The request for an answer to `text`, which is part of the conversation until [`Conversation::answered`] says that
+    /// there is none, whether this fails or what is done with the request.
     ///
     /// # Errors
     /// Messages that the template refuses; a text without tokens.
@@ -125,11 +126,7 @@ impl Conversation {
                 self.messages.push(json!({ "role": "user", "content": text }));
                 let messages = Value::Array(self.messages.clone());
                 let input = ChatInput { messages, add_generation_prompt: true, ..ChatInput::default() };
-                let rendered = template.render(&input);
-                if rendered.is_err() {
-                    self.messages.pop();
-                }
-                model.tokenizer.encode_prompt(&rendered?)
+                model.tokenizer.encode_prompt(&template.render(&input)?)
             }
             None => model.tokenizer.with_bos(model.tokenizer.encode(text, Specials::Parse)),
         };
@@ -148,7 +145,7 @@ impl Conversation {
         })
     }
 
-    /// What the model said; without an answer the message before is forgotten, too.
+    /// What the model said to the last message; without an answer that is forgotten.
     pub(super) fn answered(&mut self, text: Option<&str>) {
         match text {
             _ if self.raw => {}

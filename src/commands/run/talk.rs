@@ -35,7 +35,6 @@ pub(super) fn talk(session: &mut Session, config: &Config, asked: &Asked) -> Res
             Ok(()) => {}
             Err(error) if error.downcast_ref().is_some_and(closed) => return Err(error),
             Err(error) => {
-                conversation.answered(None);
                 failed += 1;
                 eprintln!("axed: {}", crate::chain(&error));
             }
@@ -54,10 +53,12 @@ fn answer(
     asked: &Asked,
     line: &str,
 ) -> Result<()> {
-    let request = conversation.ask(line, asked, &session.model, config)?;
-    let seed = request.sampling.seed;
-    let answer = session.ask(request, &mut Screen::of_stdout(session.model.kind))?;
-    conversation.answered(Some(&answer.text));
+    let answer = conversation.ask(line, asked, &session.model, config).and_then(|request| {
+        let seed = request.sampling.seed;
+        Ok((session.ask(request, &mut Screen::of_stdout(session.model.kind))?, seed))
+    });
+    conversation.answered(answer.as_ref().ok().map(|(answer, _)| &*answer.text));
+    let (answer, seed) = answer?;
     report::lines(&answer, seed, &mut std::io::stderr())?;
     Ok(())
 }

@@ -32,6 +32,19 @@ pub struct CausalBackend<M = Causal> {
 struct Guessing {
     proposers: Proposers,
     costs: Costs,
+    /// A bit for each width that has run: the model prepares the first pass of one, so that its time is no other's.
+    begun: u32,
+}
+
+impl Guessing {
+    /// A pass of `width` rows took so many seconds.
+    fn took(&mut self, width: usize, seconds: f64) {
+        let bit = 1 << width.min(MOST_ROWS);
+        if self.begun & bit != 0 {
+            self.costs.learn(width, seconds);
+        }
+        self.begun |= bit;
+    }
 }
 
 impl<M: BlockModel> CausalBackend<M> {
@@ -39,8 +52,11 @@ impl<M: BlockModel> CausalBackend<M> {
     pub fn new(model: M, options: BlockOptions) -> Self {
         let vocabulary = model.vocabulary();
         let guesses = options.size != BlockSize::Fixed(1) && model.logit_rows() > 1;
-        let guessing =
-            guesses.then(|| Guessing { proposers: Proposers::new(options.pool), costs: Costs::default() });
+        let guessing = guesses.then(|| Guessing {
+            proposers: Proposers::new(options.pool),
+            costs: Costs::default(),
+            begun: 0,
+        });
         Self { model, options, vocabulary, cached: Vec::new(), guessing }
     }
 
@@ -96,7 +112,7 @@ impl<M: BlockModel> Backend for CausalBackend<M> {
         let reused = common.min(prompt.len() - 1);
         let mut stats = BlockStats::default();
         if let Some(guessing) = &mut self.guessing {
-            guessing.proposers.begin();
+            guessing.proposers.begin(prompt);
             stats.proposers = guessing.proposers.stats();
         }
         Ok(Box::new(CausalGeneration {
@@ -217,13 +233,14 @@ impl<M: BlockModel> CausalGeneration<'_, M> {
         self.backend.model.forward(&input, start, if guesses == 0 { Logits::Last } else { Logits::All })?;
         let choices = self.choose(start, &input)?;
         if let Some(guessing) = &mut self.backend.guessing {
-            guessing.costs.learn(input.len(), began.elapsed().as_secs_f64());
+            guessing.took(input.len(), began.elapsed().as_secs_f64());
         }
         self.backend.cached.extend_from_slice(&input[..choices.tokens.len()]);
         Ok(self.commit(start, &input, choices, chain, guesses))
     }
 
-    /// What the model chooses at the rows of a pass that began at `start`, as far as its rows follow right tokens.
+    /// What the model chooses at the rows of a pass that began at `start`, as far as its rows follow right tokens and have
+    /// numbers for logits.
     fn choose(&mut self, start: usize, input: &[u32]) -> Result<Choices, BackendError> {
         let (backend, sampler) = (&*self.backend, &mut self.sampler);
         let tops = if backend.guessing.is_some() || sampler.is_greedy() {
@@ -241,7 +258,12 @@ impl<M: BlockModel> CausalGeneration<'_, M> {
                         let limit = logits.len().min(backend.vocabulary);
                         chosen = sampler.choose(&logits[..limit], start + row + 1);
                     })?;
-                    chosen?
+                    match chosen {
+                        Ok(token) => token,
+                        // The rows before are sound. If the reply goes on, the next pass begins with this one, and fails.
+                        Err(_) if !tokens.is_empty() => break,
+                        Err(error) => return Err(error.into()),
+                    }
                 }
             };
             tokens.push(token);
@@ -286,7 +308,7 @@ impl<M: BlockModel> CausalGeneration<'_, M> {
 struct Choices {
     /// The best of each row, where they were asked for.
     tops: Vec<RowTop>,
-    /// The model's choices, at least one; all but the last are the guesses that were right.
+    /// The model's choices, at least one; all but the last are guesses that were right.
     tokens: Vec<u32>,
 }
 
@@ -309,5 +331,22 @@ impl<M: BlockModel> Generation for CausalGeneration<'_, M> {
 
     fn blocks(&self) -> Option<BlockStats> {
         Some(self.stats.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_pass_of_a_width_says_nothing_of_its_cost() {
+        let new = || Guessing { proposers: Proposers::new(false), costs: Costs::default(), begun: 0 };
+        let mut guessing = new();
+        (0..3).for_each(|_| guessing.took(1, 1.0));
+        let before = guessing.costs.of(4);
+        guessing.took(4, 100.0);
+        assert_eq!(guessing.costs.of(4), before);
+        guessing.took(4, 100.0);
+        assert!(guessing.costs.of(4) > before);
     }
 }

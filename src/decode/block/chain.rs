@@ -53,9 +53,14 @@ pub(super) struct Reach<'a> {
     pub(super) ends: &'a [u32],
 }
 
-/// All proposers of a model; they stay from one generation to the next.
+/// All proposers of a model. They stay from one generation to the next, and so do the counts of what came true. What was
+/// said stays with a text that goes on, as a conversation does; others' words are guessed from with the pool only.
 pub(super) struct Proposers {
     all: Vec<Box<dyn Proposer>>,
+    /// Generations may be guessed from what others said.
+    pool: bool,
+    /// Prompt and answer of the generation before, where there is no pool.
+    text: Vec<u32>,
     /// Corrects the best guess's trust by what the others say.
     joint: Calibration,
 }
@@ -71,11 +76,19 @@ impl Proposers {
         let bounds = [&[0.0], &LEVELS[..], &[1.0]].concat();
         let middles = bounds.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
         let joint = Calibration::new(middles.flat_map(|middle| [middle; VOTES]));
-        Self { all, joint }
+        Self { all, pool, text: Vec::new(), joint }
     }
 
-    /// A generation begins.
-    pub(super) fn begin(&mut self) {
+    /// A generation begins with a prompt.
+    pub(super) fn begin(&mut self, prompt: &[u32]) {
+        if !self.pool {
+            // Who has all of the text before may see guesses made from it.
+            if !prompt.starts_with(&self.text) {
+                self.all.iter_mut().for_each(|proposer| proposer.forget());
+            }
+            self.text.clear();
+            self.text.extend_from_slice(prompt);
+        }
         self.joint.fade();
         self.all.iter_mut().for_each(|proposer| proposer.begin());
     }
@@ -151,8 +164,87 @@ impl Proposers {
             stats.proposers[link.by].offered += 1;
         }
         self.all.iter_mut().for_each(|proposer| proposer.observe(seen));
+        if !self.pool {
+            self.text.extend_from_slice(seen.committed());
+        }
     }
 }
 
 /// Sorts of votes: how many others say the same, up to two, and whether any says something else.
 const VOTES: usize = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::{Sampling, top_of};
+    use crate::ops::RowTop;
+
+    /// The best of a row that says one token.
+    fn top(token: u32) -> RowTop {
+        let mut logits = [0.0; 40];
+        logits[token as usize] = 5.0;
+        top_of(&logits)
+    }
+
+    /// Generates `said` behind a prompt, a token a pass; each pass has 30 for a wrong guess, behind which 31 would come.
+    fn generate(proposers: &mut Proposers, prompt: &[u32], said: &[u32]) {
+        let sampler = Sampler::new(&Sampling::default(), &[]);
+        let mut stats = BlockStats { proposers: proposers.stats(), ..BlockStats::default() };
+        proposers.begin(prompt);
+        proposers.read(prompt);
+        let mut text = prompt.to_vec();
+        for &token in said {
+            let (start, input) = (text.len() - 1, [text[text.len() - 1], 30]);
+            text.push(token);
+            let tops = [top(token), top(31)];
+            let seen =
+                Seen { text: &text, start, input: &input, tops: &tops, accepted: 0, sampler: &sampler };
+            proposers.settle(&Chain::default(), 0, &seen, &mut stats);
+        }
+    }
+
+    /// What is guessed behind the prompt of a generation that begins.
+    fn guessed(proposers: &mut Proposers, prompt: &[u32]) -> Vec<u32> {
+        proposers.begin(prompt);
+        proposers.read(prompt);
+        let reach = Reach { most: 3, least: 0.0, ends: &[] };
+        let sampler = Sampler::new(&Sampling::default(), &[]);
+        proposers.chain(&mut prompt.to_vec(), reach, &sampler).tokens().collect()
+    }
+
+    #[test]
+    fn nothing_is_guessed_from_texts_that_a_prompt_does_not_continue() {
+        let (prompt, said) = ([1, 2, 3], [11, 12, 13, 14]);
+        for (next, goes_on, expected) in [
+            (&[1, 2, 3, 11, 12, 13, 14, 30][..], true, &[31][..]),
+            (&[1, 2, 3, 11], false, &[12, 13, 14]),
+            (&[1, 2, 3, 11, 12, 13], false, &[14]),
+            (&[1, 2, 3, 11, 12, 13, 15, 30], false, &[31]),
+            (&[30], false, &[31]),
+        ] {
+            for pool in [false, true] {
+                let mut proposers = Proposers::new(pool);
+                generate(&mut proposers, &prompt, &said);
+                let known = if pool || goes_on { expected } else { &[] };
+                assert_eq!(guessed(&mut proposers, next), known, "{next:?}, pool {pool}");
+                assert_eq!(guessed(&mut Proposers::new(pool), next), [0; 0]);
+            }
+        }
+        // Once forgotten, it does not come back with the text of then.
+        let mut proposers = Proposers::new(false);
+        generate(&mut proposers, &prompt, &said);
+        generate(&mut proposers, &[7], &[8]);
+        assert_eq!(guessed(&mut proposers, &[1, 2, 3, 11, 12, 13, 14, 20]), [0; 0]);
+        generate(&mut proposers, &[8], &[9]);
+        assert_eq!(guessed(&mut proposers, &[8, 9, 11]), [0; 0]);
+        // A generation that ended before it said anything takes nothing along, nor does it hide what was said before.
+        let mut proposers = Proposers::new(false);
+        generate(&mut proposers, &prompt, &said);
+        generate(&mut proposers, &[1, 2, 3, 11, 12, 13, 14, 5], &[]);
+        assert_eq!(guessed(&mut proposers, &[1, 2, 3, 11, 12, 13, 14, 30]), [0; 0]);
+        let mut proposers = Proposers::new(false);
+        generate(&mut proposers, &prompt, &said);
+        generate(&mut proposers, &[1, 2, 3, 11, 12, 13, 14, 5], &[]);
+        assert_eq!(guessed(&mut proposers, &[1, 2, 3, 11, 12, 13, 14, 5, 30]), [31]);
+    }
+}

@@ -53,6 +53,11 @@ impl Proposer for Lookup {
         self.calibration.fade();
     }
 
+    fn forget(&mut self) {
+        self.automaton = Automaton::default();
+        self.found = self.automaton.repeated();
+    }
+
     fn read(&mut self, prompt: &[u32]) {
         self.follow(prompt);
     }

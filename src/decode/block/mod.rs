@@ -75,7 +75,8 @@ pub struct BlockOptions {
     /// Rows of a pass.
     #[serde(rename = "block_size")]
     pub size: BlockSize,
-    /// Guess from what earlier generations said, too.
+    /// Guess from what earlier generations said, too, whoever asked for them. Without it a generation is guessed from its own
+    /// text and, where its prompt goes on from prompt and answer of the generation before, from what that saw.
     #[serde(rename = "ngram_pool")]
     pub pool: bool,
 }

@@ -16,7 +16,8 @@ const COUNTS: [u32; 3] = [2, 4, 8];
 /// First estimates by count, for each order.
 const PRIORS: [[f32; 4]; 3] = [[0.6, 0.75, 0.85, 0.9], [0.45, 0.6, 0.75, 0.85], [0.2, 0.3, 0.45, 0.6]];
 
-/// What followed some tokens, over all generations; the oldest give way (3 MB).
+/// What followed some tokens, over all generations; the oldest give way (3 MB). It is for those who want this, and never
+/// forgets.
 pub struct Pool {
     slots: Vec<Slot>,
     calibration: Calibration,

@@ -63,6 +63,9 @@ pub trait Proposer {
     fn name(&self) -> &'static str;
     /// A generation begins.
     fn begin(&mut self);
+    /// What follows has nothing to do with what was shown before: nothing that was said then may be guessed. How often
+    /// guesses came true may stay.
+    fn forget(&mut self) {}
     /// A prompt's tokens up to some position are known; called before the first pass, with more of the prompt each time.
     fn read(&mut self, _prompt: &[u32]) {}
     /// A pass is over.

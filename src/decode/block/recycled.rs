@@ -70,6 +70,10 @@ impl Proposer for Recycled {
         self.calibration.fade();
     }
 
+    fn forget(&mut self) {
+        self.slots.fill(Slot::default());
+    }
+
     fn observe(&mut self, seen: &Seen<'_>) {
         for (row, top) in seen.tops.iter().enumerate() {
             let mut slot = Slot::default();
