@@ -1,9 +1,10 @@
-// Rotary embedding, the key-value cache and attention. HEAD is the size of a query or key head, VALUE that of a value head,
-// multiples of 16.
+// Rotary embedding, the key-value cache and attention. HEAD is the size of a query or key head, VALUE that of a value
+// head, multiples of 16.
 //
 // Cache of one layer, f16 or (CACHE_F32) f32: keys [kv head][slot / 16][HEAD][16], so that 16 scores are one vector and
-// need no reduction across lanes; values [kv head][slot][VALUE], or (VALUES_IN_KEYS) the first VALUE values of each key. Position p lies in slot p % capacity: where a layer sees a
-// window only, positions that nobody will look at again are written over. Capacity is a multiple of TILE.
+// need no reduction across lanes; values [kv head][slot][VALUE], or (VALUES_IN_KEYS) the first VALUE values of each
+// key. Position p lies in slot p % capacity: where a layer sees a window only, positions that nobody will look at again
+// are written over. Capacity is a multiple of TILE.
 
 #define TILE 64 // positions per step of the running softmax; tiles start at multiples of it whatever the row
 
@@ -63,10 +64,10 @@ inline void put_key(global const float* k, global cached* keys, int slot) {
 }
 
 #ifndef VALUES_IN_KEYS
-// For each row: norms and rotates its query and key heads, leaves queries in place, writes keys and values into the cache
-// at position start + row. qkv: f32 [rows][stride]: q heads, then k at k_at, v at v_at (k_at again: values are the raw
-// keys). bias: f32 [stride], laid out as a row. angles: [positions][half_rotated][cos, sin]; gap: see rotate_head. One
-// work-item a row. With no key-value heads, the cache stays as it is.
+// For each row: norms and rotates its query and key heads, leaves queries in place, writes keys and values into the
+// cache at position start + row. qkv: f32 [rows][stride]: q heads, then k at k_at, v at v_at (k_at again: values are
+// the raw keys). bias: f32 [stride], laid out as a row. angles: [positions][half_rotated][cos, sin]; gap: see
+// rotate_head. One work-item a row. With no key-value heads, the cache stays as it is.
 EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const float* angles, global const float* q_norm,
                                              global const float* k_norm, global const float* bias,
                                              global cached* keys, global cached* values, int stride, int q_heads,
@@ -100,10 +101,11 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
 }
 
 #else
-// The same for heads over one latent (multi-head latent attention): a key is VALUE values of a latent, which are the value,
-// and HEAD - VALUE values that turn. rows: f32 [rows][stride]: q heads of HEAD values, of which the latent part is there, then
-// the key at k_at. turning: f32 [rows][turning_stride], whose heads, turning_step apart, hold the values of the q heads that
-// turn from turning_at on. Rotates those into the q heads; norms the key's latent, rotates the rest and caches it.
+// The same for heads over one latent (multi-head latent attention): a key is VALUE values of a latent, which are the
+// value, and HEAD - VALUE values that turn. rows: f32 [rows][stride]: q heads of HEAD values, of which the latent part
+// is there, then the key at k_at. turning: f32 [rows][turning_stride], whose heads, turning_step apart, hold the values
+// of the q heads that turn from turning_at on. Rotates those into the q heads; norms the key's latent, rotates the rest
+// and caches it.
 EXPLICIT_VECTOR kernel void rotate_and_cache_latent(global float* rows, global const float* turning,
                                                     global const float* angles, global const float* k_norm,
                                                     global cached* keys, int stride, int turning_stride,
@@ -126,14 +128,29 @@ EXPLICIT_VECTOR kernel void rotate_and_cache_latent(global float* rows, global c
 }
 #endif
 
-// R looks at the cache of one key-value head; a look is one query head of one row: look l is head l % heads of row l / heads.
-// Row r, at position p, sees positions from p - window + 1 to p; with a canvas of that many rows at `anchor`, every row sees
-// from anchor - window + 1 to the canvas's end. A look past the last is computed as the last and not stored. Tiles and order
-// of addition are the same for every R; a position that a row does not see leaves its sums as they are, bit for bit but
-// for the sign of a zero, which is dropped at the end. What differs is what stays in registers: BLOCKS times 16 positions are scored at once, even and odd values of a head in PASSES
-// passes, and up to WIDE times 16 values of the result made at once.
+#define SEEN (tile + p >= since[r] && tile + p <= until[r])
+
+// Adds positions begin to end of the tile to the sums of the looks for which SEES holds.
+#define ADD_VALUES(R, N, begin, end, SEES)                                                                             \
+    for (int p = begin; p < end; p++) {                                                                                \
+        float16 value[N];                                                                                              \
+        _Pragma("unroll") for (int c = 0; c < N; c++) value[c] = VALUE_AT(c, p);                                       \
+        _Pragma("unroll") for (int r = 0; r < R; r++)                                                                  \
+            if (SEES)                                                                                                  \
+                _Pragma("unroll") for (int c = 0; c < N; c++)                                                          \
+                    part[r][c] = fma(value[c], (float16)weight[r][p], part[r][c]);                                     \
+    }
+
+// R looks at the cache of one key-value head; a look is one query head of one row: look l is head l % heads of row l /
+// heads. Row r, at position p, sees positions from p - window + 1 to p; with a canvas of that many rows at `anchor`,
+// every row sees from anchor - window + 1 to the canvas's end. A look past the last is computed as the last and not
+// stored. Tiles and order of addition are the same for every R. A position that a row does not see leaves its sums as
+// they are, whatever lies there: rows behind a wrong guess may leave values that are no numbers, and those times a
+// weight of zero would be none either. So what all looks see is added without asking, and the rest to those that see
+// it. What differs is what stays in registers: BLOCKS times 16 positions are scored at once, even and odd values of a
+// head in PASSES passes, and up to WIDE times 16 values of the result made at once.
 #define ATTEND(R, BLOCKS, PASSES, WIDE)                                                                                \
-    inline void attend_##R(global const float* q, int stride, global const cached* keys, global const cached* values,      \
+    inline void attend_##R(global const float* q, int stride, global const cached* keys, global const cached* values,  \
                            global float* out, int out_stride, int count, int heads, int start, int window,             \
                            int capacity, int anchor, int canvas, float scale, float softcap) {                         \
         enum { COLUMNS = VALUE / 16, AT_ONCE = DIVISOR(COLUMNS, WIDE) };                                               \
@@ -141,17 +158,18 @@ EXPLICIT_VECTOR kernel void rotate_and_cache_latent(global float* rows, global c
         float best[R], total[R], share[R];                                                                             \
         float weight[R][TILE];                                                                                         \
         global const float* query[R];                                                                                  \
-        int at[R];                                                                                                     \
+        int since[R], until[R]; /* the positions it sees */                                                            \
         for (int r = 0; r < R; r++) {                                                                                  \
             const int look = min(r, count - 1);                                                                        \
             query[r] = q + (size_t)(look / heads) * stride + look % heads * HEAD;                                      \
-            at[r] = start + look / heads;                                                                              \
+            until[r] = canvas ? anchor + canvas - 1 : start + look / heads;                                            \
+            since[r] = (canvas ? anchor : until[r]) - window + 1;                                                      \
             best[r] = -INFINITY;                                                                                       \
             total[r] = 0.0f;                                                                                           \
             for (int i = 0; i < COLUMNS; i++) acc[r][i] = 0.0f;                                                        \
         }                                                                                                              \
-        const int last = canvas ? anchor + canvas - 1 : at[R - 1];                                                     \
-        const int from = max(0, (canvas ? anchor : start) - window + 1) / TILE * TILE;                                 \
+        const int last = until[R - 1];                                                                                 \
+        const int from = max(0, since[0]) / TILE * TILE;                                                               \
         for (int tile = from; tile <= last; tile += TILE) {                                                            \
             for (int block = 0; block < TILE / 16; block += BLOCKS) {                                                  \
                 global const cached* k = keys + (size_t)(tile % capacity / 16 + block) * HEAD * 16;                    \
@@ -164,7 +182,8 @@ EXPLICIT_VECTOR kernel void rotate_and_cache_latent(global float* rows, global c
                     for (int i = pass; i < HEAD; i += 2) {                                                             \
                         _Pragma("unroll") for (int odd = 0; odd < 2 / PASSES; odd++) {                                 \
                             float16 key[BLOCKS];                                                                       \
-                            _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) key[b] = CACHED16(b * HEAD + i + odd, k);   \
+                            _Pragma("unroll") for (int b = 0; b < BLOCKS; b++)                                         \
+                                key[b] = CACHED16(b * HEAD + i + odd, k);                                              \
                             _Pragma("unroll") for (int r = 0; r < R; r++) {                                            \
                                 float16 v = query[r][i + odd];                                                         \
                                 _Pragma("unroll") for (int b = 0; b < BLOCKS; b++)                                     \
@@ -181,8 +200,7 @@ EXPLICIT_VECTOR kernel void rotate_and_cache_latent(global float* rows, global c
                     int16 position = tile + (block + b) * 16 +                                                         \
                                      (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);                    \
                     for (int r = 0; r < R; r++) {                                                                      \
-                        int16 seen = position <= (int16)(canvas ? last : at[r]) &                                      \
-                                     position > (int16)((canvas ? anchor : at[r]) - window);                           \
+                        int16 seen = position >= (int16)since[r] & position <= (int16)until[r];                        \
                         float16 score = (dots[0][r][b] + dots[1][r][b]) * scale;                                       \
                         if (softcap > 0.0f) score = softcap * tanh(score / softcap);                                   \
                         vstore16(select((float16)(-INFINITY), score, seen), block + b, weight[r]);                     \
@@ -209,19 +227,17 @@ EXPLICIT_VECTOR kernel void rotate_and_cache_latent(global float* rows, global c
                 }                                                                                                      \
                 total[r] = fma(total[r], share[r], sum_lanes(sum));                                                    \
             }                                                                                                          \
-            const int seen = min(TILE, last + 1 - tile);                                                               \
+            const int begin = max(0, since[0] - tile), end = min(TILE, last + 1 - tile);                               \
+            /* From `all` to `some`, all looks see everything. */                                                      \
+            const int all = clamp(since[R - 1] - tile, begin, end), some = clamp(until[0] + 1 - tile, all, end);       \
             for (int i = 0; i < COLUMNS; i += AT_ONCE) {                                                               \
                 VALUES_OF_TILE(AT_ONCE)                                                                                \
                 float16 part[R][AT_ONCE];                                                                              \
                 _Pragma("unroll") for (int r = 0; r < R; r++)                                                          \
                     _Pragma("unroll") for (int c = 0; c < AT_ONCE; c++) part[r][c] = acc[r][i + c] * share[r];         \
-                for (int p = 0; p < seen; p++) {                                                                       \
-                    float16 value[AT_ONCE];                                                                            \
-                    _Pragma("unroll") for (int c = 0; c < AT_ONCE; c++) value[c] = VALUE_AT(c, p);                     \
-                    _Pragma("unroll") for (int r = 0; r < R; r++)                                                      \
-                        _Pragma("unroll") for (int c = 0; c < AT_ONCE; c++)                                            \
-                            part[r][c] = fma(value[c], (float16)weight[r][p], part[r][c]);                             \
-                }                                                                                                      \
+                ADD_VALUES(R, AT_ONCE, begin, all, SEEN)                                                               \
+                ADD_VALUES(R, AT_ONCE, all, some, true)                                                                \
+                ADD_VALUES(R, AT_ONCE, some, end, SEEN)                                                                \
                 _Pragma("unroll") for (int r = 0; r < R; r++)                                                          \
                     _Pragma("unroll") for (int c = 0; c < AT_ONCE; c++) acc[r][i + c] = part[r][c];                    \
             }                                                                                                          \
@@ -263,9 +279,9 @@ ATTEND(6, 2, 2, 2)
 ATTEND(8, 2, 2, 2)
 
 // q: f32 [rows][stride] with q heads first; out: f32 [rows][out_stride]. window: positions a row sees, itself included.
-// group: query heads of a key-value head. canvas: 0, or rows of the canvas, all of which see each other. softcap: scores
-// become softcap * tanh(score / softcap); 0 leaves them. A work-item takes up to `heads` heads of a group and `rows_each`
-// rows, no more than 8 looks; global size: key-value heads times parts of a group x parts of the rows.
+// group: query heads of a key-value head. canvas: 0, or rows of the canvas, all of which see each other. softcap:
+// scores become softcap * tanh(score / softcap); 0 leaves them. A work-item takes up to `heads` heads of a group and
+// `rows_each` rows, no more than 8 looks; global size: key-value heads times parts of a group x parts of the rows.
 EXPLICIT_VECTOR kernel void attention(global const float* q, global const cached* keys, global const cached* values,
                                       global float* out, int stride, int out_stride, int rows, int start, int window,
                                       int capacity, int group, int canvas, float scale, float softcap, int heads,

@@ -50,9 +50,9 @@ EXPLICIT_VECTOR kernel void route(global const float* scores, global const float
     float spoilt = 0.0f;
     for (int e = 0; e < experts; e++) {
         float by = s[e];
-        if (isnan(by)) spoilt = NAN;
         if (flags & SIGMOID) by = 1.0f / (1.0f + exp(-by));
         if (flags & CHOICE_BIAS) by += bias[e];
+        if (isnan(by)) spoilt = NAN; // the score, or its bias
         left[e] = isnan(by) ? -INFINITY : by;
     }
     if (groups > 1) keep_groups(left, experts, groups, groups_used, flags & SIGMOID);

@@ -70,6 +70,7 @@ fn keys_that_are_wrong_are_named() {
         ),
         ("text_config.head_dim", json!(33), "heads of 33"),
         ("text_config.global_head_dim", json!(63), "heads of 63"),
+        ("text_config.global_head_dim", json!(2048), "heads of 2048; multiples of 16 up to 1024"),
         ("text_config.num_key_value_heads", json!(3), "4 query heads cannot share 3"),
         ("text_config.hidden_activation", json!("silu"), "text_config.hidden_activation is \"silu\""),
         ("text_config.attention_bias", json!(true), "text_config.attention_bias is true"),

@@ -111,6 +111,10 @@ fn what_a_family_needs_is_missed_by_name() {
     let (gemma2, gemma4, gemma4e) = (edited("gemma2"), edited("gemma4"), edited("gemma4e"));
     let bias = vec![0.0; 64];
     let divisors = |last: f32| (0..16).map(|i| if i < 3 { 1.0 } else { last }).collect::<Vec<f32>>();
+    let choice_bias = |value: f32| {
+        let values = (0..8).map(|i| if i == 5 { value } else { 0.0 }).collect();
+        edited("deepseek2").tensor("blk.2.exp_probs_b.bias", &[8], values)
+    };
     let cases = [
         (
             gemma2.clone().without_key("gemma2.attn_logit_softcapping"),
@@ -184,6 +188,10 @@ fn what_a_family_needs_is_missed_by_name() {
             gemma4e.clone().count("gemma4.attention.shared_kv_layers", 6),
             "shared_kv_layers is 6; of the 0 layers",
         ),
+        (
+            gemma4e.clone().counts("gemma4.attention.head_count_kv", &[2, 2, 2, 2, 2, 1]),
+            "gemma4.attention.head_count_kv is 1 for layer 5, which looks at the keys and values of layer 2, and 2",
+        ),
         (gemma4e.count("gemma4.attention.shared_kv_layers", 2), "blk.3.attn_k.weight"),
         (edited("mistral").count("llama.attention.shared_kv_layers", 2), "shared_kv_layers is the u32 2"),
         (edited("qwen3moe").count("qwen3moe.expert_used_count", 9), "expert_used_count is 9"),
@@ -192,6 +200,20 @@ fn what_a_family_needs_is_missed_by_name() {
         (edited("deepseek2").count("deepseek2.expert_gating_func", 3), "expert_gating_func is 3"),
         (edited("deepseek2").count("deepseek2.expert_group_count", 3), "cannot come from 1 of 3 groups"),
         (edited("deepseek2").count("deepseek2.attention.kv_lora_rank", 24), "multiples of 16"),
+        (
+            edited("deepseek2").count("deepseek2.attention.kv_lora_rank", 2048),
+            "kv_lora_rank is 2048; expected 1",
+        ),
+        (edited("deepseek2").count("deepseek2.attention.kv_lora_rank", 1024), "1024, and 16 values turn"),
+        (edited("qwen3").count("qwen3.attention.key_length", 2048), "key_length is 2048; expected 1 to 1024"),
+        (
+            edited("qwen3")
+                .without_key("qwen3.attention.key_length")
+                .count("qwen3.embedding_length", 1 << 14),
+            "a head size of 4096; multiples of 16 up to 1024",
+        ),
+        (choice_bias(f32::NAN), "value 5 of blk.2.exp_probs_b.bias is NaN"),
+        (choice_bias(f32::INFINITY), "value 5 of blk.2.exp_probs_b.bias is inf"),
         (edited("deepseek2").without("blk.1.attn_v_b"), "blk.1.attn_v_b.weight"),
         (edited("deepseek2").number("deepseek2.expert_weights_scale", -1.0), "expert_weights_scale is -1"),
     ];

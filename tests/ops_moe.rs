@@ -727,6 +727,13 @@ fn routers_of_every_kind_choose_as_their_reference() {
         first.dedup();
         prop_assert!(first.len() == top && first.iter().all(|&e| e < experts), "{:?}", chosen);
         prop_assert!(weights[..top].iter().all(|w| w.is_nan()) && weights[top..].iter().all(|w| !w.is_nan()));
+        // None in the bias either: it would bar an expert for good, and nothing else would tell.
+        if case.biased {
+            let mut spoilt = bias.clone();
+            spoilt[random.below(experts)] = f32::NAN;
+            let (chosen, weights) = choose(&device, &kernels, &case, &logits, &spoilt, &scales);
+            prop_assert!(chosen.iter().all(|&e| e < experts) && weights.iter().all(|w| w.is_nan()));
+        }
         Ok(())
     });
 }

@@ -12,8 +12,8 @@ use ops_support::*;
 
 use axe::device::{Arg, Buffer, Device, Purpose};
 use axe::ops::{
-    ATTENTION_START, Activation, Attention, Cache, CacheKind, Finish, Format, Kernels, Matrix, Output,
-    Pairing, Products, ROTATE_START, ROW_MULTIPLE, Rotation, RowInput, STRIDE_MULTIPLE, TILE,
+    ATTENTION_START, Activation, Attention, Cache, CacheKind, Finish, Format, Kernels, MOST_HEAD_SIZE,
+    Matrix, Output, Pairing, Products, ROTATE_START, ROW_MULTIPLE, Rotation, RowInput, STRIDE_MULTIPLE, TILE,
     attention_reference, prepare_reference, round_up,
 };
 use half::f16;
@@ -1017,4 +1017,28 @@ fn queries_over_the_cache_of_another_layer_leave_it_as_it_is() {
         assert!(same_bits(&queries[at..at + 32], &whole[at..at + 32]), "queries of row {row}");
         assert!(same_bits(&queries[at + 32..at + 64], &qkv[at + 32..at + 64]), "the rest of row {row}");
     }
+}
+
+#[test]
+fn heads_larger_than_a_work_item_holds_are_refused() {
+    let (device, kernels) = open();
+    let rows = poisoned(&device, 1 << 13);
+    let attend = |size: usize| {
+        let cache = Cache::new(&device, CacheKind::F16, 1, size, 64).unwrap();
+        let looks = Attention {
+            q: &rows,
+            stride: size,
+            out: &rows,
+            out_stride: size,
+            q_heads: 1,
+            window: None,
+            canvas: false,
+            scale: 1.0,
+            softcap: 0.0,
+        };
+        kernels.attention(&device, &looks, &cache, 1)
+    };
+    assert!(attend(MOST_HEAD_SIZE).is_ok());
+    let error = attend(MOST_HEAD_SIZE + 16).err().unwrap().to_string();
+    assert!(error.contains("head sizes of 1040 and 1040, 1024 at most"), "{error}");
 }

@@ -14,6 +14,9 @@ use crate::device::{Arg, Buffer, Device, DeviceError, Launch, Purpose};
 
 /// Positions per step of the kernel's running softmax; the cache is padded to whole steps.
 const TILE: usize = 64;
+/// Most values of a key or of a value head: a work-item of `attention` keeps the sums of all its looks beside each other,
+/// [`LOOKS`] times the values of a head.
+pub const MOST_HEAD_SIZE: usize = 1024;
 /// Query heads of rows that one work-item of `attention` takes at most.
 const LOOKS: usize = 8;
 
@@ -187,6 +190,9 @@ impl Cache {
         let (key, value) = (self.head_size, self.value_size);
         check(op, key > 0 && value > 0 && key.is_multiple_of(16) && value.is_multiple_of(16), || {
             format!("head sizes of {key} and {value} are not multiples of 16")
+        })?;
+        check(op, key.max(value) <= MOST_HEAD_SIZE, || {
+            format!("head sizes of {key} and {value}, {MOST_HEAD_SIZE} at most")
         })?;
         check(op, !self.latent || value <= key, || format!("values of {value} in keys of {key}"))
     }

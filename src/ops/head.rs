@@ -6,14 +6,12 @@ use bytemuck::{Pod, Zeroable};
 use super::check::{check, holds_floats, int};
 use super::kernels::{Kernels, OpsError};
 use super::matmul::{Finish, Matrix, Output};
-use super::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, TILE, round_up};
+use super::{Format, ROW_BLOCK, ROW_MULTIPLE, STRIDE_MULTIPLE, TILE, round_up};
 use crate::device::{Arg, Buffer, Device, Launch, Purpose};
 
 /// Parts that a vocabulary is cut into, whatever its size and the device: they are `HEAD_SLICES` in `cl/head.cl`, where
 /// results depend on them. Times the row blocks of a canvas, enough for 32 cores.
 pub(super) const SLICES: usize = 8;
-/// Rows that one work-item takes through a slice; `ROW_BLOCK` in `cl/include/common.h`.
-const ROW_BLOCK: usize = 64;
 /// Rows that one work-item of `mean_rows` takes; `MEAN_ROWS` in `cl/head.cl`.
 const MEAN_ROWS: usize = 4;
 /// Bytes of a `Part` in `cl/head.cl`.

@@ -8,14 +8,11 @@ use super::attention::{Cache, Pairing};
 use super::check::{check, holds_floats, int};
 use super::kernels::{Kernels, OpsError};
 use super::matmul::Matrix;
-use super::{ROW_MULTIPLE, TILE, round_up};
+use super::{ROW_BLOCK, ROW_MULTIPLE, TILE, round_up};
 use crate::device::{Arg, Buffer, Device, Launch};
 
 /// Index of the argument of [`Kernels::rotate_and_cache_latent`] that holds the position of the first row.
 pub const LATENT_START: usize = 11;
-
-/// Rows of a block of packed rows; `ROW_BLOCK` in `cl/include/common.h`.
-const ROW_BLOCK: usize = 64;
 
 /// What [`Kernels::rotate_and_cache_latent`] does to rows of queries and to their latent.
 #[derive(Debug, Clone, Copy)]

@@ -3,11 +3,9 @@
 
 use super::check::{check, holds_floats, int};
 use super::kernels::{Kernels, OpsError};
-use super::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
+use super::{Format, ROW_BLOCK, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
 use crate::device::{Arg, Buffer, Device, Launch};
 
-/// Rows that one work-item of `matmul` takes; `ROW_BLOCK` in `cl/include/common.h`.
-const ROW_BLOCK: usize = 64;
 /// Most rows of `narrow`; `FEW_ROWS` in `cl/include/common.h`.
 const FEW_ROWS: usize = 8;
 

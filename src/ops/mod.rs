@@ -18,7 +18,8 @@ mod self_test;
 mod stream;
 
 pub use attention::{
-    ATTENTION_START, Attention, Cache, CacheKind, Pairing, ROTATE_START, Rotation, attention_reference,
+    ATTENTION_START, Attention, Cache, CacheKind, MOST_HEAD_SIZE, Pairing, ROTATE_START, Rotation,
+    attention_reference,
 };
 pub use choice::{RowTop, TOP, choice_reference, choice_values, read_choices};
 pub use format::{Format, ROW_MULTIPLE, Scales, TILE};
@@ -43,6 +44,9 @@ pub use stream::{Join, Parts, cap_reference, gate_reference, join_reference, mix
 
 /// Values by which activation rows are padded: the widest block of a weight format.
 pub const STRIDE_MULTIPLE: usize = 256;
+
+/// Rows of a block of packed rows, which a work-item takes together; `ROW_BLOCK` in `cl/include/common.h`.
+const ROW_BLOCK: usize = 64;
 
 /// The least multiple of `step` that is not less than `n`.
 pub const fn round_up(n: usize, step: usize) -> usize {

@@ -85,6 +85,19 @@ impl<'a> Finder<'a> {
         Ok(self.keep(values))
     }
 
+    /// The same for a vector whose values are compared before they are added to anything: what is no number there would
+    /// go unnoticed.
+    pub(super) fn finite_vector(&mut self, name: &str, n: usize) -> Result<usize, ModelError> {
+        let values = self.values(name, n)?;
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok(self.keep(values)),
+            Some(index) => Err(self.unsupported(format!(
+                "value {index} of {name} is {}, which is no number; copy the file again from its source",
+                values[index]
+            ))),
+        }
+    }
+
     /// Takes values into the collection of vectors.
     pub(super) fn keep(&mut self, values: Vec<f32>) -> usize {
         self.vectors.push(values);

@@ -369,7 +369,7 @@ impl Layer<'_, '_> {
         let down = self.finder.matrix(self.name("experts down"), down, Arrangement::Stacked)?;
         let bias = self.name("exp_probs_b.bias");
         let choice_bias = match self.finder.has(&bias) && experts.choice.scoring == Scoring::Sigmoid {
-            true => Some(self.finder.vector(&bias, count)?),
+            true => Some(self.finder.finite_vector(&bias, count)?),
             false => None,
         };
         let router = self.matrix("ffn_gate_inp", hidden, count)?;

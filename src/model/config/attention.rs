@@ -4,9 +4,13 @@ use super::families::{Family, Scores, SoftCaps, Windows};
 use super::reader::Keys;
 use crate::checkpoint::gguf::Value;
 use crate::model::error::ModelError;
+use crate::ops::MOST_HEAD_SIZE;
 
-/// Most heads of a layer, and most values of a head.
-const MOST: usize = 4096;
+/// Most heads of a layer.
+const MOST_HEADS: usize = 4096;
+
+/// Heads by layer, or one number for all.
+const KV: &str = "attention.head_count_kv";
 
 /// Heads of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,9 +21,8 @@ pub(super) struct HeadCounts {
 
 /// Query and key-value heads of each layer.
 pub(super) fn heads(keys: &Keys<'_>, layers: usize) -> Result<Vec<HeadCounts>, ModelError> {
-    const KV: &str = "attention.head_count_kv";
-    let heads = keys.sizes("attention.head_count", layers, MOST)?;
-    let kv_heads = keys.optional_sizes(KV, layers, MOST)?.unwrap_or_else(|| heads.clone());
+    let heads = keys.sizes("attention.head_count", layers, MOST_HEADS)?;
+    let kv_heads = keys.optional_sizes(KV, layers, MOST_HEADS)?.unwrap_or_else(|| heads.clone());
     heads
         .into_iter()
         .zip(kv_heads)
@@ -44,7 +47,7 @@ pub(super) fn head_sizes(
 ) -> Result<(usize, usize), ModelError> {
     const KEYS: &str = "attention.key_length";
     const SLIDING_KEYS: &str = "attention.key_length_swa";
-    let size = match keys.optional_size(KEYS, MOST)? {
+    let size = match keys.optional_size(KEYS, MOST_HEAD_SIZE)? {
         Some(size) => size,
         None if hidden.is_multiple_of(heads) => hidden / heads,
         None => {
@@ -58,15 +61,17 @@ pub(super) fn head_sizes(
     if !matches!(family.windows, Windows::Listed { .. }) {
         return Ok((size, size));
     }
-    let sliding = keys.size(SLIDING_KEYS, MOST)?;
+    let sliding = keys.size(SLIDING_KEYS, MOST_HEAD_SIZE)?;
     check_size(keys, sliding, "attention.value_length_swa")?;
     Ok((size, sliding))
 }
 
 /// Heads must have a size that kernels can take, and values that of keys.
 fn check_size(keys: &Keys<'_>, size: usize, values: &str) -> Result<(), ModelError> {
-    if !size.is_multiple_of(16) {
-        return Err(keys.unsupported(format!("a head size of {size}; multiples of 16 are supported")));
+    if !size.is_multiple_of(16) || size > MOST_HEAD_SIZE {
+        return Err(keys.unsupported(format!(
+            "a head size of {size}; multiples of 16 up to {MOST_HEAD_SIZE} are supported"
+        )));
     }
     match keys.optional_count(values)? {
         Some(value_size) if value_size != size => Err(keys.unsupported(format!(
@@ -149,4 +154,22 @@ pub(super) fn shared(
             }
         })
         .collect()
+}
+
+/// Layers that share a cache must have as many key-value heads as the layer whose cache it is.
+pub(super) fn check_shared(
+    keys: &Keys<'_>,
+    heads: &[HeadCounts],
+    shared: &[Option<usize>],
+) -> Result<(), ModelError> {
+    for (layer, from) in shared.iter().enumerate().filter_map(|(layer, from)| Some((layer, (*from)?))) {
+        let (own, theirs) = (heads[layer].kv_heads, heads[from].kv_heads);
+        if own != theirs {
+            return Err(keys.unsupported(format!(
+                "{} is {own} for layer {layer}, which looks at the keys and values of layer {from}, and {theirs} for that",
+                keys.full(KV)
+            )));
+        }
+    }
+    Ok(())
 }

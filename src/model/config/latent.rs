@@ -3,6 +3,7 @@
 use super::reader::Keys;
 use super::rope::{self, Scaling};
 use crate::model::error::ModelError;
+use crate::ops::MOST_HEAD_SIZE;
 
 /// Heads over one latent. A query head has `plain` values, which meet keys made out of the latent, and `turns` values that
 /// turn and meet a key that all heads share.
@@ -29,15 +30,14 @@ impl LatentConfig {
 
 /// Sizes of the heads.
 pub(super) fn read(keys: &Keys<'_>) -> Result<LatentConfig, ModelError> {
-    const MOST: usize = 1 << 14;
     const LATENT: &str = "attention.kv_lora_rank";
-    let size = keys.size(LATENT, MOST)?;
-    let turns = keys.size("rope.dimension_count", MOST)?;
+    let size = keys.size(LATENT, MOST_HEAD_SIZE)?;
+    let turns = keys.size("rope.dimension_count", MOST_HEAD_SIZE)?;
     // Newer files say of the heads that attention sees one key of latent and turning values, and give the heads' own
     // sizes under other names.
     let of_head = |name: &str, newer: &str| -> Result<usize, ModelError> {
-        let plain = keys.size(name, MOST)?;
-        Ok(keys.optional_size(newer, MOST)?.unwrap_or(plain))
+        let plain = keys.size(name, MOST_HEAD_SIZE)?;
+        Ok(keys.optional_size(newer, MOST_HEAD_SIZE)?.unwrap_or(plain))
     };
     let key = of_head("attention.key_length", "attention.key_length_mla")?;
     let value = of_head("attention.value_length", "attention.value_length_mla")?;
@@ -46,8 +46,14 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<LatentConfig, ModelError> {
         turns,
         plain: key.saturating_sub(turns),
         value,
-        query: keys.optional_size("attention.q_lora_rank", MOST)?,
+        query: keys.optional_size("attention.q_lora_rank", 1 << 14)?,
     };
+    if size + turns > MOST_HEAD_SIZE {
+        return Err(keys.unsupported(format!(
+            "{} is {size}, and {turns} values turn; {MOST_HEAD_SIZE} together are supported",
+            keys.full(LATENT)
+        )));
+    }
     let sizes = [size, turns, config.plain, value];
     if sizes.iter().all(|size| *size > 0 && size.is_multiple_of(16)) {
         return Ok(config);

@@ -127,6 +127,7 @@ impl CausalConfig {
         };
         let windows = attention::windows(&keys, family, count)?;
         let shared = attention::shared(&keys, family, &windows)?;
+        attention::check_shared(&keys, &heads, &shared)?;
         let (softcap, logit_cap) = attention::soft_caps(&keys, family)?;
         let mut full = rope::full(&keys, family, full_size)?;
         let latent_scale = match &latent {
@@ -194,9 +195,7 @@ impl CausalConfig {
         keys::check(&keys, &config)?;
         Ok(config)
     }
-}
 
-impl CausalConfig {
     /// Whether its passes need kernels for whole rows besides products and attention.
     pub fn needs_stream_kernels(&self) -> bool {
         self.softcap > 0.0 || self.layer_input > 0 || self.family.layer_scales

@@ -7,6 +7,7 @@ mod object;
 pub use gguf::GGUF_ARCHITECTURE;
 
 use crate::model::error::ModelError;
+use crate::ops::MOST_HEAD_SIZE;
 
 /// A model's sizes and switches.
 #[derive(Debug, Clone, PartialEq)]
@@ -78,9 +79,9 @@ impl DiffusionConfig {
         }
         for (index, layer) in self.layers.iter().enumerate() {
             let LayerConfig { head_size, kv_heads, rope, .. } = layer;
-            if head_size % 16 != 0 {
+            if head_size % 16 != 0 || *head_size > MOST_HEAD_SIZE {
                 return Err(fault(format!(
-                    "layer {index} has heads of {head_size}; multiples of 16 are supported"
+                    "layer {index} has heads of {head_size}; multiples of 16 up to {MOST_HEAD_SIZE} are supported"
                 )));
             }
             if !self.heads.is_multiple_of(*kv_heads) {
