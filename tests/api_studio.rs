@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use stage::{CANVAS, CONTEXT, Script, Server, canvases, eventually, marked};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// A request with the members of `more` in it.
 fn chat(more: Value) -> Value {
@@ -137,6 +138,12 @@ async fn bad_requests_are_refused_before_the_stream() {
         (chat(json!({"steps": 0})), "max_denoising_steps"),
         (chat(json!({"stream": true})), "stream"),
         (chat(json!({"temperature": 9})), "temperature"),
+        (chat(json!({"model": "no-such"})), "model"),
+        (chat(json!({"n": 2})), "n"),
+        (chat(json!({"steps": 3, "max_denoising_steps": 4})), "steps"),
+        (chat(json!({"steps": 3, "max_denoising_steps": "3"})), "steps"),
+        (chat(json!({"thinking": true, "chat_template_kwargs": {"enable_thinking": false}})), "thinking"),
+        (chat(json!({"thinking": false, "chat_template_kwargs": {"enable_thinking": "no"}})), "thinking"),
     ] {
         let response = server.post("/chat", &body).await;
         assert!(matches!(response.status().as_u16(), 400 | 404), "{body}");
@@ -144,6 +151,24 @@ async fn bad_requests_are_refused_before_the_stream() {
         assert_eq!(error["error"]["param"], param, "{body}");
     }
     assert_eq!(events(&server, &chat(json!({}))).await.last().unwrap().0, "done", "the next one works");
+}
+
+#[tokio::test]
+async fn the_same_said_twice_is_no_contradiction() {
+    let server = denoiser("x").await;
+    let kwargs = json!({"enable_thinking": true});
+    let body = json!({"model": "scripted", "steps": 3, "max_denoising_steps": 3.0, "thinking": true, "chat_template_kwargs": kwargs});
+    assert_eq!(events(&server, &chat(body)).await.last().unwrap().0, "done");
+    let sampling = server.stage.script.started.lock().unwrap().last().unwrap().1.clone();
+    assert_eq!(sampling.denoising.max_steps, Some(3));
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_think_is_not_told_to() {
+    let server = Server::start(Script::saying("x")).await;
+    let error = server.refusal("/chat", &chat(json!({"thinking": true})), 400).await;
+    assert_eq!(error["param"], "thinking");
+    assert_eq!(events(&server, &chat(json!({"thinking": false}))).await.last().unwrap().0, "done");
 }
 
 #[tokio::test]
@@ -211,4 +236,113 @@ async fn what_the_other_server_says_no_to_is_passed_on() {
     let error = server.refusal("/chat", &chat(json!({"backend": "remote"})), 502).await;
     let message = error["message"].as_str().unwrap();
     assert!(!message.contains(&gone), "{message}");
+}
+
+#[tokio::test]
+async fn fields_for_the_other_server_are_checked_and_none_is_lost() {
+    let other = Server::configured(Script::saying("there"), "[server]\napi_key = \"secret\"\n").await;
+    let server = with_remote(&other).await;
+    let remote = |more: Value| {
+        let mut body = chat(more);
+        body["backend"] = "remote".into();
+        body
+    };
+    for (more, param) in [
+        (json!({"temperature": "hot"}), "temperature"),
+        (json!({"temperature": 3}), "temperature"),
+        (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"max_tokens": 5, "max_completion_tokens": 6}), "max_completion_tokens"),
+        (json!({"seed": 1.5}), "seed"),
+        (json!({"stop": [""]}), "stop"),
+        (json!({"top_p": 2}), "top_p"),
+        (json!({"messages": []}), "messages"),
+        (json!({"tools": [{}]}), "tools"),
+        (json!({"response_format": {"type": "json_object"}}), "response_format"),
+        (json!({"n": 2}), "n"),
+        (json!({"stream": false}), "stream"),
+        (json!({"stream_options": {}}), "stream_options"),
+        (json!({"thinking": true}), "thinking"),
+        (json!({"steps": 4}), "steps"),
+        (json!({"max_denoising_steps": 4}), "max_denoising_steps"),
+        (json!({"chat_template_kwargs": {"enable_thinking": true}}), "chat_template_kwargs"),
+        (json!({"reasoning_effort": "high"}), "reasoning_effort"),
+        (json!({"top_k": 5}), "top_k"),
+        (json!({"min_p": 0.5}), "min_p"),
+        (json!({"repetition_penalty": 1.5}), "repetition_penalty"),
+        (json!({"ignore_eos": true}), "ignore_eos"),
+    ] {
+        let error = server.refusal("/chat", &remote(more.clone()), 400).await;
+        assert_eq!(error["param"], param, "{more}");
+    }
+    let error = server.refusal("/chat", &remote(json!({"model": "no-such"})), 404).await;
+    assert_eq!((error["param"].as_str(), error["code"].as_str()), (Some("model"), Some("model_not_found")));
+    assert!(other.stage.script.started.lock().unwrap().is_empty(), "nothing of that went out");
+
+    let asks_nothing =
+        json!({"thinking": false, "ignore_eos": false, "tools": [], "user": "me", "top_k": null});
+    for more in [asks_nothing, json!({"model": "scripted", "unheard_of": 1})] {
+        assert_eq!(events(&server, &remote(more)).await.last().unwrap().0, "done");
+    }
+    let more = json!({
+        "temperature": 0.25, "top_p": 0.5, "presence_penalty": 0.125, "frequency_penalty": -0.5, "seed": 9,
+        "stop": ["e"], "max_completion_tokens": 4,
+    });
+    let events = events(&server, &remote(more)).await;
+    let text: String =
+        events.iter().filter(|(n, _)| n == "commit").map(|(_, d)| d["text"].as_str().unwrap()).collect();
+    assert_eq!(text, "th", "the stop string went along");
+    let sampling = other.stage.script.started.lock().unwrap().last().unwrap().1.clone();
+    assert_eq!((sampling.temperature, sampling.top_p), (0.25, 0.5));
+    assert_eq!((sampling.presence_penalty, sampling.frequency_penalty, sampling.seed), (0.125, -0.5, 9));
+}
+
+/// A server that answers every request with `head`, then with `more` again and again until the client leaves.
+async fn canned(head: String, more: &'static [u8]) -> std::net::SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            // The whole of a small request is there at once.
+            let mut request = [0; 4096];
+            if stream.read(&mut request).await.is_err() || stream.write_all(head.as_bytes()).await.is_err() {
+                continue;
+            }
+            while !more.is_empty() && stream.write_all(more).await.is_ok() {}
+        }
+    });
+    address
+}
+
+async fn beside(address: std::net::SocketAddr) -> Server {
+    let toml = format!("[studio]\nremote_url = \"http://{address}/v1\"\nremote_model = \"m\"\n");
+    Server::configured(Script::saying("here"), &toml).await
+}
+
+#[tokio::test]
+async fn what_the_other_server_blames_on_the_request_keeps_its_status() {
+    for (status, wanted) in
+        [(400, 400), (413, 413), (422, 422), (429, 429), (401, 502), (404, 502), (500, 502)]
+    {
+        let body = "{\"error\": {\"message\": \"not so\"}}";
+        let head = format!(
+            "HTTP/1.1 {status} No\r\nretry-after: 7\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let server = beside(canned(head, b"").await).await;
+        let response = server.post("/chat", &chat(json!({"backend": "remote"}))).await;
+        assert_eq!(response.status(), wanted, "{status}");
+        assert_eq!(response.headers()["retry-after"], "7");
+        let error: Value = response.json().await.unwrap();
+        assert_eq!(error["error"]["code"], "remote_failed");
+        assert!(error["error"]["message"].as_str().unwrap().ends_with(": not so"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_error_without_end_is_read_to_a_limit() {
+    let head = "HTTP/1.1 500 No\r\nconnection: close\r\n\r\n".to_owned();
+    let server = beside(canned(head, &[b'x'; 1000]).await).await;
+    let error = server.refusal("/chat", &chat(json!({"backend": "remote"})), 502).await;
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("xxx") && message.len() < 1000, "{message}");
 }

@@ -63,6 +63,11 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// 429: more than is served at once.
+    pub(super) fn too_many(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+    }
+
     /// 503: not now.
     pub(super) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
@@ -133,9 +138,7 @@ impl From<SubmitError> for ApiError {
         let message = error.to_string();
         match error {
             SubmitError::QueueFull { retry_after, .. } => {
-                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
-                    .code("queue_full")
-                    .retry_after(retry_after)
+                Self::too_many(message).code("queue_full").retry_after(retry_after)
             }
             SubmitError::NotReady { .. } => {
                 Self::unavailable(message).code("model_loading").retry_after(LOADING_RETRY)

@@ -1,9 +1,10 @@
 //! `POST /chat`: one answer as the studio shows it.
 //!
-//! The body: `messages` as in `/v1/chat/completions`; optional `backend` (`local`, or `remote` if one is configured: it takes
-//! `messages`, `temperature`, `max_tokens` and `seed`), `thinking` (true or false), `steps` (the
-//! most denoising steps of a canvas), `seed`, and every field of `/v1/chat/completions` but `stream` and `n`. The answer is
-//! an event stream:
+//! The body: every field of `/v1/chat/completions` but `stream` and `n`, and optional `backend` (`local`, or `remote` if
+//! one is configured), `thinking` (true or false) and `steps` (the most denoising steps of a canvas). The remote backend
+//! takes what OpenAI's API has for it: `messages`, `temperature`, `top_p`, the penalties for presence and frequency,
+//! `max_tokens` or `max_completion_tokens`, `seed` and `stop`; the local one's other fields are refused there. The
+//! answer is an event stream:
 //!
 //! | event | data |
 //! | --- | --- |
@@ -25,20 +26,31 @@ use super::pieces::pieces;
 use crate::engine::{self, Event, Events, Model};
 use crate::http::body::json_object;
 use crate::http::chat::{ENABLE_THINKING, Prepared, prepare};
+use crate::http::completions::check_model;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, quoted};
 use crate::http::reply::{broke_off, figures, outcome, submit, usage_json};
 use crate::http::sse::{Frames, respond_with};
 use crate::http::{App, hex, random};
+use crate::text::ChatTemplate;
+
+/// What the API calls `steps`.
+const MAX_STEPS: &str = "max_denoising_steps";
 
 pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (turn, body) = json_object(request, &app).await?;
     let mut fields = Fields::new(body);
+    for fixed in ["stream", "stream_options"] {
+        fields.refuse(fixed, "this route always streams", |_| false)?;
+    }
     match (fields.string("backend")?.as_deref(), &app.remote) {
-        (None | Some(LOCAL), _) => translate(&mut fields)?,
+        (None | Some(LOCAL), _) => {
+            check_model(&mut fields, &app)?;
+            translate(&mut fields, &app)?;
+        }
         (Some(REMOTE), Some(remote)) => {
             drop(turn);
-            return remote.answer(fields, app.server.ping_interval).await;
+            return remote.answer(fields, &app).await;
         }
         (Some(other), _) => {
             let message =
@@ -61,17 +73,27 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
     Ok(respond_with(frames, app.server.ping_interval))
 }
 
-/// From the studio's words to those of the API.
-fn translate(fields: &mut Fields) -> Result<(), ApiError> {
-    for fixed in ["stream", "stream_options"] {
-        fields.refuse(fixed, "this route always streams", |_| false)?;
-    }
+/// From the studio's words to those of the API. Who sends both must mean the same.
+fn translate(fields: &mut Fields, app: &App) -> Result<(), ApiError> {
     if let Some(steps) = fields.take("steps") {
-        fields.put("max_denoising_steps", steps);
+        if let Some(other) = fields.take(MAX_STEPS)
+            && other != steps
+            && (other.as_f64().is_none() || other.as_f64() != steps.as_f64())
+        {
+            return Err(contradiction("steps", MAX_STEPS));
+        }
+        fields.put(MAX_STEPS, steps);
     }
     if let Some(thinking) = fields.boolean("thinking")? {
+        let knows = |model: Arc<Model>| model.template.as_ref().is_some_and(ChatTemplate::knows_thinking);
+        if thinking && app.engine.model().is_some_and(|model| !knows(model)) {
+            return Err(ApiError::unsupported("thinking", "this model cannot be told whether to think"));
+        }
         let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
-        extra.insert(ENABLE_THINKING.to_owned(), thinking.into());
+        let other = extra.insert(ENABLE_THINKING.to_owned(), thinking.into());
+        if other.is_some_and(|other| !other.is_null() && other != Value::Bool(thinking)) {
+            return Err(contradiction("thinking", "chat_template_kwargs.enable_thinking"));
+        }
         fields.put("chat_template_kwargs", extra);
     }
     // A seed of the server's choice must survive the numbers of JavaScript, to be asked for again.
@@ -81,6 +103,10 @@ fn translate(fields: &mut Fields) -> Result<(), ApiError> {
         fields.put("seed", u32::from_le_bytes(random::<4>()?));
     }
     Ok(())
+}
+
+fn contradiction(ours: &str, name: &str) -> ApiError {
+    ApiError::field(ours, format!("`{ours}` and `{name}` differ; send one of them"))
 }
 
 struct Answer {

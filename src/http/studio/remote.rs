@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
+use axum::http::{StatusCode, header};
 use axum::response::Response;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
@@ -12,31 +13,67 @@ use serde_json::{Map, Value, json};
 
 use super::chat::frame;
 use crate::config::RemoteConfig;
+use crate::http::App;
+use crate::http::completions::log_rest;
 use crate::http::error::ApiError;
-use crate::http::fields::Fields;
+use crate::http::fields::{Fields, quoted};
+use crate::http::generation::Asked;
 use crate::http::messages;
 use crate::http::sse::{Frames, respond_with};
 
 /// Most time to reach the server.
 const CONNECT: Duration = Duration::from_secs(10);
 
+/// A server that says nothing for so long has failed; before its first token it may read a long prompt.
+const SILENCE: Duration = Duration::from_secs(120);
+
 /// No line of an event stream is longer.
 const LONGEST_LINE: usize = 1 << 20;
 
-/// So much of an error's text is passed on.
+/// So many bytes of an error's body are read.
+const ERROR_BODY: usize = 64 << 10;
+
+/// So many characters of an error's text are passed on.
 const ERROR_TEXT: usize = 500;
+
+/// What OpenAI's API knows of the ways to generate; passed on as it came, once it is known to be well-formed.
+const PASSED_ON: [&str; 8] = [
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "max_tokens",
+    "max_completion_tokens",
+    "seed",
+    "stop",
+];
+
+/// What our own models know and that API does not.
+const OURS: [&str; 12] = [
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "repeat_penalty",
+    "ignore_eos",
+    "steps",
+    "max_denoising_steps",
+    "entropy_bound",
+    "confidence_threshold",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "enable_thinking",
+];
 
 /// A server to pass requests on to.
 pub(in crate::http) struct Remote {
     config: RemoteConfig,
-    client: reqwest::Client,
+    /// Or what was wrong when it was made, with the certificates for one. The daemon serves its own model all the same.
+    client: Result<reqwest::Client, String>,
 }
 
 impl Remote {
     pub(in crate::http) fn new(config: RemoteConfig) -> Self {
-        // With a bad certificate store the client is the plain one, whose requests say what is wrong.
-        let client = reqwest::Client::builder().connect_timeout(CONNECT).build().unwrap_or_default();
-        Self { config, client }
+        Self { config, client: client(SILENCE) }
     }
 
     pub(super) fn model(&self) -> &str {
@@ -44,55 +81,120 @@ impl Remote {
     }
 
     /// Passes a request on and answers with the studio's events.
-    pub(super) async fn answer(&self, mut fields: Fields, ping: Duration) -> Result<Response, ApiError> {
-        let mut body = Map::new();
-        body.insert("model".to_owned(), self.config.model.clone().into());
-        body.insert("messages".to_owned(), messages::read(fields.take("messages"))?);
-        for name in ["temperature", "max_tokens", "seed"] {
-            if let Some(value) = fields.take(name) {
-                body.insert(name.to_owned(), value);
-            }
-        }
-        body.insert("stream".to_owned(), true.into());
-        body.insert("stream_options".to_owned(), json!({ "include_usage": true }));
+    pub(super) async fn answer(&self, fields: Fields, app: &App) -> Result<Response, ApiError> {
+        let body = self.body(fields, app)?;
         let seed = body.get("seed").cloned().unwrap_or_default();
         let started = Instant::now();
-        let mut request = self.client.post(format!("{}/chat/completions", self.config.url)).json(&body);
+        let response = self.ask(&body).await?;
+        let bytes = response.bytes_stream().map_err(told).boxed();
+        Ok(respond_with(Relay::new(bytes, started, seed), app.server.ping_interval))
+    }
+
+    /// The request to send for the one that came, whose fields are checked as for our own model.
+    fn body(&self, mut fields: Fields, app: &App) -> Result<Map<String, Value>, ApiError> {
+        if let Some(name) = fields.string("model")?.filter(|name| name != self.model()) {
+            let message = format!(
+                "the model {} does not exist here; this backend has {:?}",
+                quoted(&name),
+                self.model()
+            );
+            let error = ApiError::refused(StatusCode::NOT_FOUND, message);
+            return Err(error.param("model").code("model_not_found"));
+        }
+        let messages = messages::read(fields.take("messages"))?;
+        fields.refuse("thinking", "this backend cannot be told whether to think", |v| {
+            *v == Value::Bool(false)
+        })?;
+        for name in OURS {
+            let asks_nothing =
+                |v: &Value| *v == Value::Bool(false) || v.as_object().is_some_and(Map::is_empty);
+            fields.refuse(name, "this backend's API has no such field", asks_nothing)?;
+        }
+        let mut body = Map::new();
+        body.insert("model".to_owned(), self.model().into());
+        body.insert("messages".to_owned(), messages);
+        let mut given = fields.clone();
+        Asked::read(&mut fields, app)?;
+        log_rest(&fields);
+        let given = PASSED_ON.iter().filter_map(|name| Some(((*name).to_owned(), given.take(name)?)));
+        body.extend(given);
+        body.insert("stream".to_owned(), true.into());
+        body.insert("stream_options".to_owned(), json!({ "include_usage": true }));
+        Ok(body)
+    }
+
+    /// The other server's answer, once it is a success.
+    async fn ask(&self, body: &Map<String, Value>) -> Result<reqwest::Response, ApiError> {
+        let client = self.client.as_ref().map_err(|error| {
+            failed(&format!("`studio.remote_url` cannot be asked: no HTTP client could be made: {error}"))
+        })?;
+        let mut request = client.post(format!("{}/chat/completions", self.config.url)).json(body);
         if let Some(key) = &self.config.key {
             request = request.bearer_auth(key.expose());
         }
-        let response = request.send().await.map_err(|error| {
-            unreachable(&format!("`studio.remote_url` cannot be reached: {}", error.without_url()))
-        })?;
-        let status = response.status();
-        if !status.is_success() {
-            let text = response.text().await.unwrap_or_default();
-            let told = serde_json::from_str::<Value>(&text)
-                .ok()
-                .and_then(|body| Some(body["error"]["message"].as_str()?.to_owned()))
-                .unwrap_or(text);
-            let told: String = told.chars().take(ERROR_TEXT).collect();
-            return Err(unreachable(&format!("the server at `studio.remote_url` answered {status}: {told}")));
-        }
-        let bytes = response.bytes_stream().map_err(|error| error.without_url().to_string()).boxed();
-        let relay = Relay {
-            bytes,
-            held: Vec::new(),
-            ready: VecDeque::new(),
-            over: false,
-            finish: None,
-            usage: Value::Null,
-            pieces: 0,
-            first: None,
-            started,
-            seed,
-        };
-        Ok(respond_with(relay, ping))
+        let response = request
+            .send()
+            .await
+            .map_err(|error| failed(&format!("`studio.remote_url` cannot be reached: {}", told(error))))?;
+        if response.status().is_success() { Ok(response) } else { Err(refusal(response).await) }
     }
 }
 
-fn unreachable(message: &str) -> ApiError {
+fn client(silence: Duration) -> Result<reqwest::Client, String> {
+    reqwest::Client::builder().connect_timeout(CONNECT).read_timeout(silence).build().map_err(told)
+}
+
+/// An error with its causes, without the address, which is the operator's.
+fn told(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+fn failed(message: &str) -> ApiError {
     ApiError::bad_gateway(message).code("remote_failed")
+}
+
+/// What the other server said no with. What it blames on the request keeps its status, the rest is 502.
+async fn refusal(response: reqwest::Response) -> ApiError {
+    let status = response.status();
+    let wait = response.headers().get(header::RETRY_AFTER).cloned();
+    let text = beginning(response).await;
+    let told = serde_json::from_str::<Value>(&text)
+        .ok()
+        .and_then(|body| Some(body["error"]["message"].as_str()?.to_owned()))
+        .unwrap_or(text);
+    let told: String = told.chars().take(ERROR_TEXT).collect();
+    let message = format!("the server at `studio.remote_url` answered {status}: {told}");
+    let error = match status {
+        StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY => {
+            ApiError::refused(status, message).code("remote_failed")
+        }
+        StatusCode::TOO_MANY_REQUESTS => ApiError::too_many(message).code("remote_failed"),
+        _ => failed(&message),
+    };
+    match wait {
+        Some(wait) => error.header(header::RETRY_AFTER, wait),
+        None => error,
+    }
+}
+
+/// The beginning of a body; the rest is not read.
+async fn beginning(mut response: reqwest::Response) -> String {
+    let mut bytes = Vec::new();
+    while bytes.len() < ERROR_BODY
+        && let Ok(Some(more)) = response.chunk().await
+    {
+        bytes.extend_from_slice(&more);
+    }
+    bytes.truncate(ERROR_BODY);
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// A stream of OpenAI's chunks on its way to become the studio's events.
@@ -127,14 +229,38 @@ impl Frames for Relay {
 }
 
 impl Relay {
-    fn take(&mut self, bytes: &[u8]) {
-        self.held.extend_from_slice(bytes);
-        while let Some(end) = self.held.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = self.held.drain(..=end).collect();
-            if !self.over {
-                self.line(&String::from_utf8_lossy(&line));
-            }
+    fn new(bytes: BoxStream<'static, Result<Bytes, String>>, started: Instant, seed: Value) -> Self {
+        Self {
+            bytes,
+            held: Vec::new(),
+            ready: VecDeque::new(),
+            over: false,
+            finish: None,
+            usage: Value::Null,
+            pieces: 0,
+            first: None,
+            started,
+            seed,
         }
+    }
+
+    fn take(&mut self, bytes: &[u8]) {
+        let mut held = std::mem::take(&mut self.held);
+        // What was held already has no end of a line.
+        let (mut begin, mut from) = (0, held.len());
+        held.extend_from_slice(bytes);
+        while !self.over
+            && let Some(length) = held[from..].iter().position(|byte| *byte == b'\n')
+        {
+            self.line(&String::from_utf8_lossy(&held[begin..from + length]));
+            begin = from + length + 1;
+            from = begin;
+        }
+        if self.over {
+            return;
+        }
+        held.drain(..begin);
+        self.held = held;
         if self.held.len() > LONGEST_LINE {
             self.fail("the other server sent a line that is too long");
         }
@@ -184,7 +310,7 @@ impl Relay {
     }
 
     fn fail(&mut self, message: &str) {
-        self.end(frame("error", &unreachable(message).to_json()));
+        self.end(frame("error", &failed(message).to_json()));
     }
 
     fn end(&mut self, last: String) {
@@ -203,18 +329,8 @@ mod tests {
     async fn relayed(parts: &[&str]) -> String {
         let parts: Vec<Result<Bytes, String>> =
             parts.iter().map(|part| Ok(Bytes::copy_from_slice(part.as_bytes()))).collect();
-        let mut relay = Relay {
-            bytes: futures::stream::iter(parts).boxed(),
-            held: Vec::new(),
-            ready: VecDeque::new(),
-            over: false,
-            finish: None,
-            usage: Value::Null,
-            pieces: 0,
-            first: None,
-            started: Instant::now(),
-            seed: Value::Null,
-        };
+        let bytes = futures::stream::iter(parts).boxed();
+        let mut relay = Relay::new(bytes, Instant::now(), Value::Null);
         let mut said = String::new();
         loop {
             let (frame, over) = relay.next().await;
@@ -250,5 +366,27 @@ mod tests {
             let said = relayed(&[text]).await;
             assert!(said.contains("event: error") && said.contains(wanted), "{said}");
         }
+    }
+    fn remote(url: String, client: Result<reqwest::Client, String>) -> Remote {
+        Remote { config: RemoteConfig { url, model: "m".to_owned(), key: None }, client }
+    }
+
+    #[tokio::test]
+    async fn without_a_client_requests_say_why() {
+        let remote = remote("http://127.0.0.1:9".to_owned(), Err("no certificates".to_owned()));
+        let error = remote.ask(&Map::new()).await.unwrap_err().to_json().to_string();
+        assert!(error.contains("no certificates") && error.contains("remote_failed"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_says_nothing_is_given_up() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", silent.local_addr().unwrap());
+        // Nobody accepts; the system does, and takes the request.
+        let remote = remote(url, client(Duration::from_millis(50)));
+        let asked = tokio::time::timeout(Duration::from_secs(20), remote.ask(&Map::new())).await;
+        let error = asked.expect("it waits for ever").unwrap_err().to_json().to_string();
+        assert!(error.contains("timed out"), "{error}");
+        drop(silent);
     }
 }
