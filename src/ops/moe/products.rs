@@ -1,0 +1,142 @@
+//! The products of all experts, in one launch each.
+
+use super::routing::{Routing, most_blocks};
+use crate::device::{Arg, Buffer, Device, Launch};
+use crate::ops::check::{check, holds_floats, int};
+use crate::ops::kernels::{Kernels, OpsError};
+use crate::ops::{Activation, Finish, Matrix, ROW_MULTIPLE, TILE, activate, round_up};
+
+/// One projection of all experts: their matrices, one below the other in one buffer.
+///
+/// Each expert has `matrix.rows / experts` rows, a multiple of [`ROW_MULTIPLE`]. Where the projection makes gate and up, their
+/// tiles of 16 outputs alternate inside each expert, so an expert has `2 * round_up(outputs, 16)` rows; padding is zero.
+#[derive(Debug, Clone)]
+pub struct Experts {
+    /// The matrices of all experts.
+    pub matrix: Matrix,
+    /// How many there are.
+    pub experts: usize,
+    /// Results of one expert that are meant: the inner width for gate and up, the hidden size for down.
+    pub outputs: usize,
+}
+
+impl Experts {
+    /// Pairs of tiles of one expert.
+    fn pairs(&self) -> usize {
+        self.matrix.rows / self.experts.max(1) / ROW_MULTIPLE
+    }
+
+    fn check(&self, op: &'static str, routing: &Routing, rows_each: usize) -> Result<(), OpsError> {
+        let matrix = &self.matrix;
+        check(op, self.experts == routing.experts && self.outputs > 0, || {
+            format!("{} experts, the routing was made for {}", self.experts, routing.experts)
+        })?;
+        check(op, matrix.rows == self.experts * rows_each, || {
+            format!(
+                "{} matrices of {} outputs have {} rows together, not {}",
+                self.experts,
+                self.outputs,
+                matrix.rows,
+                self.experts * rows_each
+            )
+        })?;
+        check(op, matrix.buffer.size() >= matrix.bytes(), || {
+            format!("the matrices have {} bytes, their shape needs {}", matrix.buffer.size(), matrix.bytes())
+        })
+    }
+}
+
+impl Kernels {
+    /// activation(gate) * up of every slot, packed for [`expert_down`](Self::expert_down): `inner_packed` and `inner_sums`
+    /// as `packed` and `sums`, for `experts.outputs` columns.
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    #[allow(clippy::too_many_arguments)] // each is one operand
+    pub fn expert_gate_up(
+        &self,
+        device: &Device,
+        experts: &Experts,
+        activation: Activation,
+        routing: &Routing,
+        rows: usize,
+        packed: &Buffer,
+        sums: &Buffer,
+        inner_packed: &Buffer,
+        inner_sums: &Buffer,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "expert_gate_up";
+        routing.check(OP, rows)?;
+        experts.check(OP, routing, 2 * round_up(experts.outputs, TILE))?;
+        let slots = routing.slots(rows);
+        let packed_groups = self.holds_packed(OP, experts.matrix.columns, slots, packed, sums)?;
+        let inner_groups = self.holds_packed(OP, experts.outputs, slots, inner_packed, inner_sums)?;
+        Ok(Launch::with_args(
+            &self.experts_kernel(device, experts.matrix.format, OP)?,
+            &[
+                Arg::Buffer(&experts.matrix.buffer),
+                Arg::Buffer(&routing.blocks),
+                Arg::Buffer(packed),
+                Arg::Buffer(sums),
+                Arg::Buffer(inner_packed),
+                Arg::Buffer(inner_sums),
+                Arg::I32(Finish::Gated(activation).number()),
+                Arg::I32(int(OP, "pairs of tiles", experts.pairs())?),
+                Arg::I32(int(OP, "groups", experts.matrix.groups())?),
+                Arg::I32(int(OP, "groups", packed_groups)?),
+                Arg::I32(int(OP, "groups", inner_groups)?),
+            ],
+            &[inner_groups, most_blocks(routing.experts, slots)],
+            Some(&[1, 1]),
+        )?)
+    }
+
+    /// The second product of every slot. `out`: f32 `[rows * top][stride]`, of which the outputs padded to
+    /// [`ROW_MULTIPLE`] are written.
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    #[allow(clippy::too_many_arguments)] // each is one operand
+    pub fn expert_down(
+        &self,
+        device: &Device,
+        experts: &Experts,
+        routing: &Routing,
+        rows: usize,
+        inner_packed: &Buffer,
+        inner_sums: &Buffer,
+        out: &Buffer,
+        stride: usize,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "expert_down";
+        routing.check(OP, rows)?;
+        let width = round_up(experts.outputs, ROW_MULTIPLE);
+        experts.check(OP, routing, width)?;
+        let slots = routing.slots(rows);
+        let packed_groups = self.holds_packed(OP, experts.matrix.columns, slots, inner_packed, inner_sums)?;
+        check(OP, stride >= width, || format!("{width} results a slot with a stride of {stride}"))?;
+        holds_floats(OP, "the output", out, (slots - 1) * stride + width)?;
+        Ok(Launch::with_args(
+            &self.experts_kernel(device, experts.matrix.format, OP)?,
+            &[
+                Arg::Buffer(&experts.matrix.buffer),
+                Arg::Buffer(&routing.blocks),
+                Arg::Buffer(inner_packed),
+                Arg::Buffer(inner_sums),
+                Arg::Buffer(out),
+                Arg::I32(int(OP, "pairs of tiles", experts.pairs())?),
+                Arg::I32(int(OP, "groups", experts.matrix.groups())?),
+                Arg::I32(int(OP, "groups", packed_groups)?),
+                Arg::I32(int(OP, "stride", stride)?),
+            ],
+            &[experts.pairs(), most_blocks(routing.experts, slots)],
+            Some(&[1, 1]),
+        )?)
+    }
+}
+
+/// CPU reference of one expert's gate and up product for one prepared row: `gate` and `up` are rows of weights.
+pub fn expert_reference(gate: &[f64], up: &[f64], row: &[f64], activation: Activation) -> f64 {
+    let dot = |weights: &[f64]| -> f64 { weights.iter().zip(row).map(|(w, x)| w * x).sum() };
+    activate(activation, dot(gate)) * dot(up)
+}
