@@ -188,7 +188,8 @@ export class AnswerView {
       setTimeout(() => (copy.textContent = "Copy"), 1500);
     });
     tools.append(copy);
-    list.append(tools);
-    this.below.append(list);
+    const row = make("div", "result");
+    row.append(list, tools);
+    this.below.append(row);
   }
 }
