@@ -11,6 +11,7 @@
 #   pocl       the tests of device, kernels and models again, on PoCL
 #   oclgrind   the tests of the kernels in a simulator that finds races and accesses out of bounds
 #   doc        the documentation builds, warnings are errors
+#   studio     the page in a browser (Chromium), by clicks and keys, over real daemons with the miniature
 #   run        scripts/xe.sh up, test, down, with the default model and with the miniature: the way a user takes
 #   systemd    scripts/test-systemd.sh: the service on a booted system; skipped where none can be booted
 #
@@ -31,8 +32,10 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 . "$here/lib/models.sh"
 # shellcheck source=scripts/lib/stages.sh
 . "$here/lib/stages.sh"
+# shellcheck source=scripts/lib/studio.sh
+. "$here/lib/studio.sh"
 
-all=(scripts fmt clippy tests card pocl oclgrind doc run systemd)
+all=(scripts fmt clippy tests card pocl oclgrind doc studio run systemd)
 case ${1:-} in
     -h | --help)
         usage "$0"
@@ -55,7 +58,7 @@ check_scripts() {
         bash -n "$script" || return 1
     done
     # The libraries are checked along with the scripts that use them.
-    shellcheck -x scripts/*.sh .ci/run && python3 -W error -m py_compile scripts/*.py scripts/lib/*.py scripts/training/*.py
+    shellcheck -x scripts/*.sh .ci/run && python3 -W error -m py_compile scripts/*.py scripts/lib/*.py scripts/training/*.py tests/studio/*.py
 }
 
 # test_targets PATTERN…: the names of the integration tests whose files match, for cargo's --test.
@@ -107,6 +110,11 @@ whole_card() {
         AXE_DEVICE_CACHE_DIR=$AXE_STATE/cache scripts/evaluate-miniature.py --model "$AXE_MINIATURE" --seeds 1..20 --judge
 }
 
+in_browser() {
+    build_release && setup_studio && AXE_STUDIO_DAEMON=${CARGO_TARGET_DIR:-$AXE_ROOT/target}/release/axed \
+        AXE_DEVICE_CACHE_DIR=$AXE_STATE/cache "$AXE_STUDIO_VENV/bin/python" -m unittest discover -s tests/studio
+}
+
 # The daemon of a user of this very checkout is left alone: another port and another run folder.
 user_path() {
     local status=0 name
@@ -155,6 +163,7 @@ for stage in "${stages[@]}"; do
             ;;
         oclgrind) AXE_TEST_PLATFORM=oclgrind run_stage oclgrind suite under_oclgrind ;;
         doc) RUSTDOCFLAGS='-D warnings' run_stage doc check cargo doc --workspace --no-deps --locked ;;
+        studio) run_stage studio suite in_browser ;;
         run) run_stage run suite user_path ;;
         systemd) run_stage systemd suite installed_path ;;
     esac

@@ -18,7 +18,10 @@ function button(label, className, act) {
   return node;
 }
 
-const seconds = (value) => (value < 10 ? `${value.toFixed(2)} s` : `${value.toFixed(1)} s`);
+function seconds(value) {
+  if (value < 0.1) return `${(1000 * value).toFixed(1)} ms`;
+  return value < 10 ? `${value.toFixed(2)} s` : `${value.toFixed(1)} s`;
+}
 
 /** The view of one answer, live or remembered. */
 export class AnswerView {
@@ -188,7 +191,8 @@ export class AnswerView {
       setTimeout(() => (copy.textContent = "Copy"), 1500);
     });
     tools.append(copy);
-    list.append(tools);
-    this.below.append(list);
+    const row = make("div", "result");
+    row.append(list, tools);
+    this.below.append(row);
   }
 }

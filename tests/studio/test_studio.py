@@ -1,0 +1,461 @@
+"""The studio in a real browser, over real daemons with the miniature: what a reader clicks, types and sees.
+
+Run by `scripts/test.sh studio`, which brings Chromium, Playwright and axe-core; by hand, with those two packages in the
+Python in use:
+
+    python3 -m unittest discover -s tests/studio
+
+environment:
+    AXE_STUDIO_DAEMON    the daemon to start (target/release/axed, else target/debug/axed)
+    AXE_STUDIO_CHROMIUM  the browser (/usr/bin/chromium)
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+from playwright.sync_api import expect, sync_playwright
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODEL = ROOT / "tests/fixtures/tiny-diffusion"
+MONTHS = "January, February, March, April, May, June, July, August, September, October, November, December."
+#: Milliseconds for anything to show.
+PATIENCE = 20_000
+
+#: Counts the tokens of drafts that were on the page, however short.
+WATCH_DRAFTS = """() => {
+    window.seen = { tokens: 0, texts: 0 };
+    new MutationObserver((records) => {
+        for (const record of records) {
+            for (const node of record.addedNodes) if (node.classList?.contains("token")) window.seen.tokens += 1;
+            if (record.target.classList?.contains("token")) window.seen.texts += 1;
+        }
+    }).observe(document.getElementById("messages"), { subtree: true, childList: true, characterData: true });
+}"""
+
+#: An answer whose every part is markup that would do something.
+MARKUP = '<script>window.owned = 1</script><img src="x" onerror="window.owned = 2">'
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def program():
+    named = os.environ.get("AXE_STUDIO_DAEMON")
+    choices = [pathlib.Path(named)] if named else [ROOT / "target" / kind / "axed" for kind in ("release", "debug")]
+    for choice in choices:
+        if choice.is_file():
+            return choice
+    raise AssertionError(f"there is no daemon to test; build one: {', '.join(map(str, choices))}")
+
+
+def chromium():
+    """How Playwright is to launch the browser; root, as in containers, has no sandbox."""
+    return {"executable_path": os.environ.get("AXE_STUDIO_CHROMIUM", "/usr/bin/chromium"), "args": ["--no-sandbox"]}
+
+
+class Daemon:
+    """A daemon with the miniature on a port of its own."""
+
+    def __init__(self, folder, name, **more):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = folder / f"{name}.log"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("AXE_", "NVIDIA_"))}
+        environment |= {"AXE_DEVICE_CACHE_DIR": os.environ.get("AXE_DEVICE_CACHE_DIR", str(ROOT / ".axe/cache"))} | more
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [program(), "--model", MODEL, "--port", str(self.port), "--admin-socket", folder / f"{name}.sock"],
+                # A folder without a daemon.toml.
+                cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            return answer.read().decode()
+
+    def wait(self):
+        """Until it takes requests. The kernels of a new build are compiled first."""
+        end = time.monotonic() + 300
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                break
+            try:
+                self.get("/ready")
+                return
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+        raise AssertionError(f"the daemon did not get ready:\n{self.log.read_text()[-3000:]}")
+
+    def figure(self, name):
+        """A figure of /metrics by its full name."""
+        for line in self.get("/metrics").splitlines():
+            if line.startswith(name + " "):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"/metrics has no {name}")
+
+    def stop(self):
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def setUpModule():
+    global folder, other, daemon, playwright, browser
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="axe-studio-"))
+    unittest.addModuleCleanup(shutil.rmtree, folder, ignore_errors=True)
+    other = Daemon(folder, "other")
+    unittest.addModuleCleanup(other.stop)
+    # One after the other, so that the second finds the first one's kernels.
+    other.wait()
+    daemon = Daemon(folder, "daemon", NVIDIA_BASE_URL=f"{other.url}/v1", NVIDIA_MODEL="tiny-diffusion")
+    unittest.addModuleCleanup(daemon.stop)
+    daemon.wait()
+    playwright = sync_playwright().start()
+    unittest.addModuleCleanup(playwright.stop)
+    browser = playwright.chromium.launch(**chromium())
+    unittest.addModuleCleanup(browser.close)
+
+
+class Page(unittest.TestCase):
+    """A fresh browser profile with the studio open; complaints of the browser fail the test."""
+
+    VIEW = {"viewport": {"width": 1280, "height": 800}}
+
+    def setUp(self):
+        self.context = browser.new_context(**self.VIEW)
+        self.addCleanup(self.context.close)
+        self.context.set_default_timeout(PATIENCE)
+        expect.set_options(timeout=PATIENCE)
+        self.complaints = []
+        self.page = self.context.new_page()
+        self.page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
+        self.page.on("console", self.hear)
+        self.addCleanup(lambda: self.assertEqual(self.complaints, []))
+        self.open()
+
+    def hear(self, message):
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"{message.type}: {message.text}")
+
+    def open(self):
+        self.page.goto(daemon.url)
+        expect(self.page.locator("#state")).to_have_attribute("data-state", "ready")
+
+    def answers(self):
+        return self.page.locator(".message.answer")
+
+    def ask(self, text):
+        """Types and clicks, and waits for the end of the answer."""
+        before = self.answers().count()
+        self.page.locator("#prompt").fill(text)
+        self.page.get_by_role("button", name="Send").click()
+        return self.finished(before)
+
+    def finished(self, before):
+        answer = self.answers().nth(before)
+        expect(answer.locator(".facts")).to_be_visible()
+        expect(self.page.get_by_role("button", name="Send")).to_be_visible()
+        return answer
+
+    def told(self, answer):
+        return answer.locator(".settled").inner_text()
+
+    def long_answer(self):
+        """Makes the next answers go on for seconds: they do not end by themselves, and are as hot as can be."""
+
+        def ignore_eos(route):
+            body = json.loads(route.request.post_data) | {"ignore_eos": True, "max_tokens": 1900}
+            route.continue_(post_data=json.dumps(body))
+
+        self.page.route("**/chat", ignore_eos)
+        self.page.get_by_label("Temperature").press("End")
+
+
+class Answers(Page):
+    def test_an_answer_is_drafted_settles_and_is_the_models(self):
+        self.page.evaluate(WATCH_DRAFTS)
+        answer = self.ask("List the months of the year.")
+        self.assertEqual(self.told(answer), MONTHS)
+        seen = self.page.evaluate("window.seen")
+        self.assertGreater(seen["tokens"], 10, "tokens of a draft were on the page")
+        self.assertEqual(answer.locator(".token").count(), 0, "and gave way to the text")
+        facts = answer.locator(".facts").inner_text().lower()
+        for name in ("steps", "tok/s", "seed", "first draft"):
+            self.assertIn(name, facts)
+
+    def test_the_conversation_goes_on(self):
+        self.ask("What is the capital of France?")
+        with self.page.expect_request("**/chat") as asked:
+            self.ask("What is the capital of Italy?")
+        roles = [message["role"] for message in asked.value.post_data_json["messages"]]
+        self.assertEqual(roles, ["user", "assistant", "user"])
+        self.assertEqual(self.answers().count(), 2)
+
+    def test_a_starter_is_a_question(self):
+        self.page.get_by_role("button", name="List the months of the year.").click()
+        self.assertEqual(self.told(self.finished(0)), MONTHS)
+
+    def test_the_same_seed_gives_the_same_answer(self):
+        self.page.get_by_label("Temperature").press("End")
+        text = self.told(self.ask("Write three lines about rain."))
+        self.page.get_by_role("button", name="last").click()
+        seed = self.page.get_by_label("Seed", exact=True).input_value()
+        self.assertRegex(seed, r"^\d+$")
+        self.page.get_by_role("button", name="New chat").first.click()
+        again = self.ask("Write three lines about rain.")
+        self.assertEqual(self.told(again), text)
+        self.assertIn(seed, again.locator(".facts").inner_text())
+
+    def test_stop_frees_the_slot(self):
+        self.long_answer()
+        cancelled = daemon.figure('axe_requests_total{outcome="cancelled"}')
+        self.page.locator("#prompt").fill("Write three lines about rain.")
+        self.page.get_by_role("button", name="Send").click()
+        expect(self.page.locator(".draft .token").first).to_be_visible()
+        expect(self.page.locator("#state")).to_have_attribute("data-state", "busy")
+        self.page.get_by_role("button", name="Stop").click()
+        answer = self.finished(0)
+        expect(answer.locator(".facts")).to_contain_text("stopped")
+        self.assertEqual(answer.locator(".token").count(), 0)
+        end = time.monotonic() + PATIENCE / 1000
+        figures = lambda: (daemon.figure("axe_running"), daemon.figure('axe_requests_total{outcome="cancelled"}'))
+        while figures() != (0, cancelled + 1) and time.monotonic() < end:
+            time.sleep(0.05)
+        self.assertEqual(figures(), (0, cancelled + 1))
+        self.page.unroute("**/chat")
+        self.page.get_by_label("Temperature").press("Home")
+        self.page.get_by_role("button", name="New chat").first.click()
+        self.assertEqual(self.told(self.ask("List the months of the year.")), MONTHS)
+
+    def test_an_error_is_shown_and_the_next_answer_works(self):
+        self.page.get_by_label("Most tokens").fill("100000000")
+        self.page.get_by_label("Most tokens").press("Tab")
+        self.page.locator("#prompt").fill("hello")
+        self.page.get_by_role("button", name="Send").click()
+        expect(self.page.get_by_role("alert")).to_contain_text("max_tokens")
+        # The browser itself notes that the request was refused.
+        self.assertTrue(self.complaints and all("400" in told for told in self.complaints), self.complaints)
+        self.complaints.clear()
+        self.page.get_by_label("Most tokens").fill("64")
+        self.page.get_by_label("Most tokens").press("Tab")
+        self.assertEqual(self.told(self.ask("List the months of the year.")), MONTHS)
+
+
+class Replay(Page):
+    def test_the_scrubber_goes_back_to_the_draft_and_forth(self):
+        self.page.get_by_label("Temperature").press("End")
+        self.page.get_by_label("Seed", exact=True).fill("7")
+        self.page.get_by_label("Seed", exact=True).press("Tab")
+        answer = self.ask("Write three lines about rain.")
+        text = self.told(answer)
+        scrubber = answer.get_by_label("Replay of the draft")
+        expect(scrubber).to_be_visible()
+        box = scrubber.bounding_box()
+        self.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        self.assertGreater(answer.locator(".token").count(), 10)
+        expect(answer.locator(".replay output")).to_contain_text("step")
+        middle = answer.locator(".draft").inner_text()
+        scrubber.press("Home")
+        expect(answer.locator(".replay output")).to_contain_text("canvas 1 · step 1")
+        self.assertNotEqual(answer.locator(".draft").inner_text(), middle)
+        scrubber.press("End")
+        expect(answer.locator(".replay output")).to_contain_text("as it stands")
+        self.assertEqual(answer.locator(".token").count(), 0)
+        self.assertEqual(self.told(answer), text)
+        # And by itself.
+        self.page.evaluate(WATCH_DRAFTS)
+        answer.get_by_role("button", name="Play the drafts").click()
+        expect(answer.get_by_role("button", name="Pause")).to_be_visible()
+        expect(answer.locator(".replay output")).to_contain_text("as it stands")
+        self.assertGreater(self.page.evaluate("window.seen.tokens"), 10)
+
+    def test_chats_and_their_drafts_survive_a_reload(self):
+        self.ask("List the months of the year.")
+        self.page.get_by_label("Temperature").press("End")
+        self.page.get_by_role("button", name="New chat").first.click()
+        text = self.told(self.ask("Write three lines about rain."))
+        self.open()
+        expect(self.page.locator("#chat-list button")).to_have_count(2)
+        self.assertEqual(self.told(self.answers().first), text)
+        self.assertEqual(float(self.page.get_by_label("Temperature").input_value()), 2)
+        scrubber = self.answers().first.get_by_label("Replay of the draft")
+        scrubber.press("Home")
+        self.assertGreater(self.answers().first.locator(".token").count(), 0)
+        self.page.get_by_role("button", name="List the months").click()
+        self.assertEqual(self.told(self.answers().first), MONTHS)
+        self.page.get_by_role("button", name="Delete chat").click()
+        expect(self.page.locator("#chat-list button")).to_have_count(1)
+        self.open()
+        expect(self.page.locator("#chat-list button")).to_have_count(1)
+
+
+class Backends(Page):
+    def test_another_server_answers_and_keeps_its_own_chats(self):
+        self.ask("What is the capital of France?")
+        before = other.figure('axe_requests_total{outcome="stop"}')
+        self.page.get_by_label("Model to talk to").select_option("remote")
+        expect(self.answers()).to_have_count(0)
+        expect(self.page.locator("#steps-row")).to_be_hidden()
+        answer = self.ask("List the months of the year.")
+        self.assertEqual(self.told(answer), MONTHS)
+        self.assertEqual(answer.locator(".replay").count(), 0, "it has no drafts")
+        self.assertEqual(other.figure('axe_requests_total{outcome="stop"}'), before + 1)
+        self.open()
+        self.assertEqual(self.page.get_by_label("Model to talk to").input_value(), "remote")
+        self.assertEqual(self.told(self.answers().first), MONTHS)
+        self.page.get_by_label("Model to talk to").select_option("local")
+        expect(self.page.locator(".message.user")).to_have_text("What is the capital of France?")
+
+
+class Safety(Page):
+    def test_markup_in_questions_drafts_and_answers_stays_text(self):
+        draft = {"canvas": 0, "step": 1, "tokens": [MARKUP, None, MARKUP], "entropy": [0.1, 0.2, 3.0]}
+        done = {"finish_reason": MARKUP, "usage": {"completion_tokens": 3}, "stats": {"denoising_steps": 2}, "seed": MARKUP}
+        events = [
+            ("draft", draft), ("draft", draft | {"step": 2}), ("commit", {"text": MARKUP, "reasoning": MARKUP, "tokens": 3}),
+            ("done", done),
+        ]
+        stream = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
+        self.page.route("**/chat", lambda route: route.fulfill(content_type="text/event-stream", body=stream))
+        answer = self.ask(MARKUP)
+        self.assertEqual(self.told(answer), MARKUP)
+        expect(self.page.locator(".message.user")).to_have_text(MARKUP)
+        answer.get_by_label("Replay of the draft").press("Home")
+        self.assertEqual(answer.locator(".token").first.inner_text(), MARKUP)
+        self.open()
+        self.assertEqual(self.told(self.answers().first), MARKUP)
+        self.assertEqual(self.page.locator("main img, main script").count(), 0)
+        self.assertIsNone(self.page.evaluate("window.owned ?? null"))
+
+    def test_nothing_inline_runs(self):
+        """The policy is what would stop markup if a mistake let it through."""
+        self.page.evaluate("""() => {
+            const script = document.createElement("script");
+            script.textContent = "window.owned = 1";
+            document.body.append(script);
+        }""")
+        self.assertIsNone(self.page.evaluate("window.owned ?? null"))
+        self.assertTrue(any("Content Security Policy" in told for told in self.complaints), self.complaints)
+        self.complaints.clear()
+
+
+class Keyboard(Page):
+    def test_everything_can_be_done_without_a_mouse(self):
+        keyboard = self.page.keyboard
+        expect(self.page.locator("#prompt")).to_be_focused()
+        keyboard.type("List the months")
+        keyboard.press("Shift+Enter")
+        keyboard.type("of the year.")
+        self.assertEqual(self.page.locator("#prompt").input_value(), "List the months\nof the year.")
+        keyboard.press("Control+A")
+        keyboard.type("List the months of the year.")
+        keyboard.press("Enter")
+        answer = self.finished(0)
+        self.assertEqual(self.told(answer), MONTHS)
+        reached = set()
+        for _ in range(60):
+            keyboard.press("Tab")
+            reached.add(self.page.evaluate("""() => {
+                const at = document.activeElement;
+                return at.id || at.getAttribute("aria-label") || at.textContent.trim().slice(0, 40);
+            }"""))
+        for name in ("backend", "new-chat", "export", "forget", "prompt", "send", "system", "temperature", "steps",
+                     "max-tokens", "seed", "seed-again", "key", "Copy"):
+            self.assertIn(name, reached)
+
+    def test_escape_stops(self):
+        self.long_answer()
+        self.page.locator("#prompt").focus()
+        self.page.keyboard.type("Write three lines about rain.")
+        self.page.keyboard.press("Enter")
+        expect(self.page.locator(".draft .token").first).to_be_visible()
+        self.page.keyboard.press("Escape")
+        expect(self.finished(0).locator(".facts")).to_contain_text("stopped")
+
+
+class Phone(Page):
+    VIEW = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
+
+    def test_it_fits_and_its_panels_open_by_a_tap(self):
+        self.page.locator("#prompt").fill("List the months of the year.")
+        self.page.get_by_role("button", name="Send").tap()
+        self.assertEqual(self.told(self.finished(0)), MONTHS)
+        wide = self.page.evaluate("document.documentElement.scrollWidth")
+        self.assertLessEqual(wide, 360, "nothing sticks out to the side")
+        expect(self.page.locator("#settings")).to_be_hidden()
+        self.page.get_by_role("button", name="Settings").tap()
+        expect(self.page.get_by_label("Temperature")).to_be_visible()
+        self.page.get_by_role("button", name="Settings").tap()
+        expect(self.page.locator("#settings")).to_be_hidden()
+        self.page.get_by_role("button", name="Chats").tap()
+        expect(self.page.locator("#chats")).to_be_visible()
+        self.page.locator("#new-chat").tap()
+        expect(self.page.locator("#chats")).to_be_hidden()
+        expect(self.answers()).to_have_count(0)
+
+
+def axe_core():
+    """The file of axe-core that the package axe-playwright-python brings."""
+    place = importlib.util.find_spec("axe_playwright_python").submodule_search_locations[0]
+    return next(pathlib.Path(place).rglob("axe.min.js"))
+
+
+class Accessible:
+    """axe-core finds nothing serious, before, during and after an answer."""
+
+    def test_axe_core_finds_nothing_serious(self):
+        # The page's policy allows no foreign script; this is none of the page's.
+        self.context.add_init_script(path=axe_core())
+        self.open()
+        self.check("empty")
+        answer = self.ask("List the months of the year.")
+        self.check("answered")
+        answer.get_by_label("Replay of the draft").press("Home")
+        self.check("replayed")
+        for name in ("Chats", "Settings"):
+            opener = self.page.get_by_role("button", name=name)
+            if opener.count() and opener.is_visible():
+                opener.click()
+                self.check(name)
+                opener.click()
+
+    def check(self, when):
+        self.page.wait_for_timeout(700)  # colours that are on their way count as they are
+        found = self.page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
+        grave = [
+            f"{fault['id']}: {fault['help']}: {[node['html'] for node in fault['nodes']][:3]}"
+            for fault in found if fault["impact"] in ("serious", "critical")
+        ]
+        self.assertEqual(grave, [], when)
+
+
+class AccessibleLight(Accessible, Page):
+    VIEW = Page.VIEW | {"color_scheme": "light"}
+
+
+class AccessibleDark(Accessible, Page):
+    VIEW = Page.VIEW | {"color_scheme": "dark"}
+
+
+class AccessiblePhone(Accessible, Page):
+    VIEW = Phone.VIEW | {"color_scheme": "dark"}
+
+
+if __name__ == "__main__":
+    unittest.main()
