@@ -386,7 +386,8 @@ class Bench(Project):
              "--peer-python", str(self.root / "peer/python"), "--peer-version", "xllamacpp==1", "--rounds", "2", "--threads", "1",
              "--prompts", str(self.root / "scripts/prompts"), "--tokens", "12", "--quick", "--build", "b", "--runtime", "r",
              "--json", str(report), *words, f"tiny=Q4_1={self.model}"],
-            env=self.env | env, capture_output=True, text=True, timeout=120, check=False,
+            env=self.env | {"AXE_DEVICE_CACHE_DIR": str(self.root / "cache")} | env,
+            capture_output=True, text=True, timeout=120, check=False,
         )
         self.assertEqual(done.returncode, status, done.stderr)
         return done.stdout + done.stderr, json.loads(report.read_text()) if report.exists() else None
