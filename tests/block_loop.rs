@@ -172,6 +172,21 @@ fn a_model_is_measured_at_all_its_widths() {
     assert!(Measured::new("any", &mut failing).is_err());
 }
 
+/// Times that were taken at a bad moment would say for ever that no guess pays: none would be evaluated, hence none timed.
+#[test]
+fn times_that_hold_no_longer_are_taken_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut model = Hashed::default();
+    Measured::once(folder.path(), "any", &mut model).unwrap();
+    let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let kept = r#"{"key":"any","passes":[[1,0.001],[2,1.0],[4,1.0],[16,1.0]]}"#;
+    std::fs::write(&file, kept).unwrap();
+    assert!(Measured::kept(folder.path(), "any").is_some(), "the test's own file is well-formed");
+    let costs = Costs::from(&Measured::once(folder.path(), "any", &mut model).unwrap());
+    assert!(costs.of(4) < 100.0 * costs.of(1), "{costs:?}");
+    assert_ne!(std::fs::read_to_string(&file).unwrap(), kept);
+}
+
 #[test]
 fn no_row_is_evaluated_that_cannot_be_committed() {
     for wanted in [1, 2, 3, 7, 8, 9, 31] {

@@ -24,6 +24,15 @@ const PATIENCE: Duration = Duration::from_millis(60);
 /// Most timed passes of a width.
 const PASSES: usize = 12;
 
+/// Widths that are timed at each start, to see whether what was kept still holds; a few passes of each.
+const CHECKED: [usize; 2] = [1, 4];
+
+/// Most passes of each of them.
+const CHECKING_PASSES: usize = 4;
+
+/// What was kept holds while a wide pass takes no more times this of what it took, beside a narrow one, nor less.
+const MOST_CHANGE: f64 = 1.4;
+
 /// Until passes have been timed, each row more is taken to cost this much of a pass of one row.
 const ASSUMED: f64 = 0.15;
 
@@ -62,6 +71,16 @@ impl Measured {
     /// # Errors
     /// What the device says.
     pub fn new(key: &str, model: &mut impl BlockModel) -> Result<Self, ModelError> {
+        Self::timed(key, model, &TIMED, PASSES)
+    }
+
+    /// The same at these widths, with so many passes of each at most.
+    fn timed(
+        key: &str,
+        model: &mut impl BlockModel,
+        widths: &[usize],
+        most_passes: usize,
+    ) -> Result<Self, ModelError> {
         let vocabulary = model.vocabulary();
         let token = |place: usize| (place * 7919 % vocabulary.max(1)) as u32;
         let most = MOST_ROWS.min(model.logit_rows()).min(model.context() / 2).max(1);
@@ -72,14 +91,14 @@ impl Measured {
         }
         model.finish()?;
         let mut passes: Vec<(usize, f64)> = Vec::new();
-        for width in TIMED.into_iter().filter(|&width| width <= most) {
+        for &width in widths.iter().filter(|&&width| width <= most) {
             let long = passes.first().is_some_and(|(_, seconds)| *seconds > LONG);
             if long && !width.is_power_of_two() {
                 continue;
             }
             let mut fastest = f64::INFINITY;
             let began = Instant::now();
-            for pass in 0..=PASSES {
+            for pass in 0..=most_passes {
                 let tokens: Vec<u32> = (0..width).map(|row| token(before + pass * width + row + 1)).collect();
                 let start = Instant::now();
                 model.forward(&tokens, before, if width == 1 { Logits::Last } else { Logits::All })?;
@@ -102,8 +121,11 @@ impl Measured {
     /// # Errors
     /// What the device says.
     pub fn once(folder: &Path, key: &str, model: &mut impl BlockModel) -> Result<Self, ModelError> {
-        if let Some(measured) = Self::kept(folder, key) {
-            return Ok(measured);
+        if let Some(kept) = Self::kept(folder, key) {
+            if kept.holds(model)? {
+                return Ok(kept);
+            }
+            tracing::info!("passes take other times than those that were kept: they are timed anew");
         }
         let measured = Self::new(key, model)?;
         tracing::debug!(passes = ?measured.passes, "timed passes at each width");
@@ -111,6 +133,20 @@ impl Measured {
             tracing::warn!(folder = %folder.display(), %error, "cannot keep the times of passes: they are taken again");
         }
         Ok(measured)
+    }
+
+    /// Whether wide passes take about as many times as long as narrow ones as when they were timed, which may have been a
+    /// bad moment: where guesses seem never to pay none is evaluated, and nothing else would correct the times. Of large
+    /// models it is taken for granted.
+    fn holds(&self, model: &mut impl BlockModel) -> Result<bool, ModelError> {
+        if self.passes.first().is_some_and(|(_, seconds)| *seconds > LONG) {
+            return Ok(true);
+        }
+        let now = Costs::from(&Self::timed(&self.key, model, &CHECKED, CHECKING_PASSES)?);
+        let then = Costs::from(self);
+        let wide = CHECKED[1].min(model.logit_rows()).max(1);
+        let change = (now.of(wide) / now.of(1)) / (then.of(wide) / then.of(1));
+        Ok((1.0 / MOST_CHANGE..=MOST_CHANGE).contains(&change))
     }
 
     /// What was kept for `key` in a folder, if it is there and whole.
