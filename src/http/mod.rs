@@ -8,7 +8,7 @@
 //! | `GET /health` | the process lives |
 //! | `GET /ready` | it takes requests; 503 with the state until then |
 //! | `GET /metrics` | Prometheus text |
-//! | `GET /`, `POST /chat`, `/studio/…` | the browser studio, see [`studio`] |
+//! | `GET /`, `POST /chat`, `/studio/…` | the browser studio, see `studio/` |
 //!
 //! Everything that can be refused is refused with its status before the first byte of an answer; every error has
 //! the shape `{"error": {"message", "type", "param", "code"}}`.

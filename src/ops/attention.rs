@@ -15,7 +15,7 @@ use crate::device::{Arg, Buffer, Device, DeviceError, Launch, Purpose};
 /// Positions per step of the kernel's running softmax; the cache is padded to whole steps.
 const TILE: usize = 64;
 /// Most values of a key or of a value head: a work-item of `attention` keeps the sums of all its looks beside each other,
-/// [`LOOKS`] times the values of a head.
+/// `LOOKS` times the values of a head.
 pub const MOST_HEAD_SIZE: usize = 1024;
 /// Query heads of rows that one work-item of `attention` takes at most.
 const LOOKS: usize = 8;

@@ -68,9 +68,9 @@ pub enum Scaling {
 pub enum Divisors {
     /// None.
     None,
-    /// [`FREQS`], if the file has it.
+    /// `rope_freqs.weight`, if the file has it.
     Freqs,
-    /// [`LONG`] in contexts of more than so many positions, else [`SHORT`].
+    /// `rope_factors_long.weight` in contexts of more than so many positions, else `rope_factors_short.weight`.
     LongOrShort {
         /// Positions of the first training.
         original: usize,
