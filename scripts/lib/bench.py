@@ -212,6 +212,15 @@ def show(result, options):
     sys.stdout.flush()
 
 
+def write_report(report, where):
+    """Writes a report as JSON to a file, or to standard output for `-`."""
+    text = json.dumps(report, indent=2)
+    if where == "-":
+        print(text)
+    else:
+        pathlib.Path(where).write_text(text + "\n", encoding="utf-8")
+
+
 def main():
     parser = argparse.ArgumentParser(description="see scripts/bench.sh --help")
     parser.add_argument("--axed", required=True)
@@ -239,11 +248,7 @@ def main():
             "peer": options.peer_version if options.peer_python else None,
             "prefill_tokens": options.prefill, "decode_tokens": options.decode, "results": results,
         }
-        text = json.dumps(report, indent=2)
-        if options.json == "-":
-            print(text)
-        else:
-            pathlib.Path(options.json).write_text(text + "\n", encoding="utf-8")
+        write_report(report, options.json)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ axed must write the same text at every block size, or this fails: block decoding
 
 import argparse
 import contextlib
-import json
 import os
 import pathlib
 import re
@@ -25,7 +24,7 @@ import sys
 import tempfile
 import time
 
-from bench import Axed, Peer, cpu_seconds, machine_seconds
+from bench import Axed, Peer, cpu_seconds, machine_seconds, write_report
 
 SETS = ("prose", "code", "editing", "extraction", "chat")
 # llama.cpp's speculation without a second model, as it is set up by default; plain decoding first.
@@ -322,11 +321,7 @@ def main():
             "peer": options.peer_version if options.peer_python else None, "temperature": options.temperature,
             "context": options.context, "most_tokens": options.tokens, "results": results,
         }
-        text = json.dumps(report, indent=2)
-        if options.json == "-":
-            print(text)
-        else:
-            pathlib.Path(options.json).write_text(text + "\n", encoding="utf-8")
+        write_report(report, options.json)
 
 
 if __name__ == "__main__":
