@@ -20,7 +20,7 @@ use crate::admin::Board;
 use crate::config::{Config, DeviceConfig, DeviceKind};
 use crate::decode::{Backend, BackendError};
 use crate::device::{self, Device, DeviceOptions, DeviceSelector};
-use crate::engine::{LoadProgress, Loaded, Model, ModelKind};
+use crate::engine::{Constraints, LoadProgress, Loaded, Model, ModelKind};
 use crate::text::{ChatTemplate, Tokenizer};
 use observed::Observed;
 use startup::{Choice, Reason};
@@ -171,8 +171,9 @@ impl Load<'_> {
                 device: words,
                 kind: facts.kind,
                 context_length: facts.context,
-                tokenizer,
+                tokenizer: tokenizer.into(),
                 template,
+                constraints: Constraints::default(),
             },
         }
     }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::decode::{BlockStats, DenoisingStats};
+use crate::decode::{BlockStats, DenoisingStats, TokenLogprobs};
 
 /// One event of a job. The concatenation of all `Commit::text` is the reply, byte for byte, and that of all
 /// `Commit::reasoning` what the model thought.
@@ -35,6 +35,9 @@ pub enum Event {
         text: String,
         /// Text of the thinking channel released by them; comes before `text`. Mostly empty.
         reasoning: String,
+        /// Log-probabilities of the tokens that `text` is made of, if they were asked for: a token comes with the first
+        /// character of its own that is released.
+        logprobs: Vec<ContentToken>,
     },
     /// The last event of every job that was started.
     Finish {
@@ -45,6 +48,15 @@ pub enum Event {
         /// Timings.
         stats: Stats,
     },
+}
+
+/// A token of a reply's content.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ContentToken {
+    /// Byte of the content at which its text begins.
+    pub start: usize,
+    /// How probable it was.
+    pub logprobs: TokenLogprobs,
 }
 
 /// Why a job ended.

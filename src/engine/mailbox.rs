@@ -44,9 +44,10 @@ impl Sender {
         }
         match (unread.events.back_mut(), event) {
             (
-                Some(Event::Commit { tokens, text, reasoning }),
-                Event::Commit { tokens: more, text: on, reasoning: thought },
+                Some(Event::Commit { tokens, text, reasoning, logprobs }),
+                Event::Commit { tokens: more, text: on, reasoning: thought, logprobs: told },
             ) if crowded => {
+                logprobs.extend(told);
                 tokens.extend(more);
                 text.push_str(&on);
                 reasoning.push_str(&thought);

@@ -6,8 +6,10 @@
 //! [`Engine::spawn`] starts the thread, which loads the model itself, since device handles need not be `Send`.
 //! Everyone else talks to it through [`EngineHandle`].
 
+mod constraints;
 mod event;
 mod handle;
+mod logprobs;
 mod mailbox;
 mod model;
 mod request;
@@ -15,7 +17,8 @@ mod run;
 mod status;
 mod thread;
 
-pub use event::{Cause, Event, FinishReason, Stats, Usage};
+pub use constraints::Constraints;
+pub use event::{Cause, ContentToken, Event, FinishReason, Stats, Usage};
 pub use handle::{EngineHandle, Job, SubmitError};
 pub use mailbox::Events;
 pub use model::{LoadProgress, Loaded, Model, ModelKind};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::constraints::Constraints;
 use super::handle::Shared;
 use super::status::State;
 use crate::decode::Backend;
@@ -55,9 +56,11 @@ pub struct Model {
     /// Most positions of a request, prompt and output together.
     pub context_length: usize,
     /// Text to tokens and back; knows the tokens that end a reply.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// Messages to prompts; base models have none.
     pub template: Option<ChatTemplate>,
+    /// What replies can be held to.
+    pub constraints: Constraints,
 }
 
 /// Lets the loading code say how far it is, and ends it when nobody wants the model any more.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::decode::Sampling;
 
 /// One generation.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Request {
     /// Identifier shown in logs, status and `axectl cancel`, e.g. `chatcmpl-…`.
     pub id: String,
@@ -20,6 +20,8 @@ pub struct Request {
     pub channels: bool,
     /// Whether the listener looks at guesses that are not evaluated yet. Drafts of models that denoise come anyway.
     pub drafts: bool,
+    /// Tell the log-probability of each token of the reply, and those of so many alternatives.
+    pub logprobs: Option<usize>,
 }
 
 /// When a generation ends, besides the model's end tokens and the context limit.

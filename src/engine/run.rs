@@ -3,11 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use super::event::ContentToken;
 use super::handle::{Queued, Shared};
+use super::logprobs::HeldBack;
 use super::status::Phase;
 use super::thread::chain;
 use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
-use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Wanted};
+use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, TokenLogprobs, Wanted};
 use crate::text::{Parts, ReplyText, Tokenizer};
 
 /// Which draft comes next.
@@ -47,7 +49,7 @@ pub(super) fn run(
     let reason = match backend.start(&queued.request.prompt, &queued.request.sampling) {
         Err(error) => FinishReason::Error(chain(&*error)),
         Ok(mut generation) => {
-            generation.want(reply.wanted(queued.request.drafts));
+            generation.want(reply.wanted(&queued.request));
             let reason = loop {
                 // Nobody else is awake when the time of a waiting job is over.
                 shared.expire();
@@ -87,8 +89,9 @@ pub(super) fn run(
                         clock.passed();
                         draft = Place { canvas: draft.canvas + 1, step: 0 };
                         let before = reply.completion_tokens;
-                        let (Parts { content: text, reasoning }, ended) = reply.take(&tokens);
+                        let (parts, ended) = reply.take(&tokens, generation.logprobs());
                         let kept = reply.completion_tokens - before;
+                        generation.kept(kept);
                         clock.committed(kept);
                         shared.show(|job| {
                             job.phase = Phase::Generate;
@@ -96,7 +99,7 @@ pub(super) fn run(
                             job.committed = reply.completion_tokens;
                         });
                         let tokens = tokens.into_iter().take(kept).collect();
-                        queued.sender.send(Event::Commit { tokens, text, reasoning });
+                        queued.sender.send(reply.commit(tokens, parts));
                         if let Some(reason) = ended {
                             break reason;
                         }
@@ -116,8 +119,7 @@ pub(super) fn run(
     // A reply that was cut from outside still gets what was held back for a stop string; a stopped or full one has it.
     let rest = if matches!(reason, FinishReason::Error(_)) { Parts::default() } else { reply.flush() };
     if !rest.is_empty() {
-        let Parts { content: text, reasoning } = rest;
-        queued.sender.send(Event::Commit { tokens: Vec::new(), text, reasoning });
+        queued.sender.send(reply.commit(Vec::new(), rest));
     }
     let (stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
     log(&queued.request.id, &reason, usage, &stats);
@@ -163,6 +165,7 @@ struct Reply<'a> {
     /// Most tokens, by the request and by what the prompt left of the context.
     most: usize,
     completion_tokens: usize,
+    held_back: HeldBack,
 }
 
 impl<'a> Reply<'a> {
@@ -180,26 +183,41 @@ impl<'a> Reply<'a> {
             ignore_eos: request.stop.ignore_eos,
             most: request.stop.max_tokens.min(left),
             completion_tokens: 0,
+            held_back: HeldBack::default(),
         }
     }
 
     /// What a generation is to make for this reply.
-    fn wanted(&self, drafts: bool) -> Wanted {
+    fn wanted(&self, request: &Request) -> Wanted {
         let ends = if self.ignore_eos { Vec::new() } else { self.tokenizer.eos_ids().to_vec() };
-        Wanted { most: self.most, ends, drafts }
+        Wanted { most: self.most, ends, drafts: request.drafts, logprobs: request.logprobs }
+    }
+
+    /// The event that tokens were committed which have released some text.
+    fn commit(&mut self, tokens: Vec<u32>, parts: Parts) -> Event {
+        let Parts { content: text, reasoning } = parts;
+        let logprobs: Vec<ContentToken> = self.held_back.release(&text);
+        Event::Commit { tokens, text, reasoning, logprobs }
     }
 
     /// Takes tokens up to the one that ends the reply, if one does; returns the text they release.
-    fn take(&mut self, tokens: &[u32]) -> (Parts, Option<FinishReason>) {
+    fn take(&mut self, tokens: &[u32], logprobs: Vec<TokenLogprobs>) -> (Parts, Option<FinishReason>) {
         let mut parts = Parts::default();
+        let mut logprobs = logprobs.into_iter();
         for token in tokens {
+            let told = logprobs.next();
             self.completion_tokens += 1;
             if !self.ignore_eos && self.tokenizer.eos_ids().contains(token) {
                 // What was held back because it could have become a stop string is part of the reply.
                 self.text.flush(&mut parts);
                 return (parts, Some(FinishReason::Stop));
             }
-            if self.text.push(*token, self.tokenizer.piece(*token), &mut parts) {
+            let place = self.text.content_place();
+            let stopped = self.text.push(*token, self.tokenizer.piece(*token), &mut parts);
+            if let Some(told) = told.filter(|_| self.text.content_place() != place) {
+                self.held_back.push(place.0, told);
+            }
+            if stopped {
                 return (parts, Some(FinishReason::Stop));
             }
             if self.completion_tokens >= self.most {

@@ -140,7 +140,7 @@ impl Asked {
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             seed: self.seed.map_or_else(random_seed, Ok)?,
-            denoising: Denoising::default(),
+            ..Sampling::default()
         })
     }
 

@@ -177,7 +177,7 @@ pub(super) async fn answer(
     let Generation { sampling, stop, stream, include_usage } = generation;
     let head = Head::new(dialect, app, model, sampling.seed)?;
     let channels = dialect == Dialect::Chat;
-    let request = Request { id: head.id.clone(), prompt, sampling, stop, channels, drafts: false };
+    let request = Request { id: head.id.clone(), prompt, sampling, stop, channels, ..Request::default() };
     let job = submit(app, request, dialect.prompt())?;
     if stream {
         return Ok(sse::respond(head, job.events, include_usage, app.server.ping_interval));

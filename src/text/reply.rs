@@ -143,6 +143,12 @@ impl ReplyText {
         self.content.flush(&mut out.content);
     }
 
+    /// Bytes of content so far, what is held back or was cut off included, and of a character of it that is not complete
+    /// yet. A token whose push changes neither is no part of the content.
+    pub fn content_place(&self) -> (usize, usize) {
+        self.content.place()
+    }
+
     /// How many tokens belonged to the thinking channel, its markers and name included.
     pub fn reasoning_tokens(&self) -> usize {
         self.reasoning_tokens

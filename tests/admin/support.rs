@@ -93,6 +93,7 @@ impl Daemon {
             stop: Stop { max_tokens: 5, ..Stop::default() },
             channels: true,
             drafts: false,
+            ..Request::default()
         };
         self.engine.submit(request).unwrap()
     }
@@ -161,8 +162,9 @@ fn model() -> Model {
         device: "none".to_owned(),
         kind: ModelKind::Causal,
         context_length: 64,
-        tokenizer: Tokenizer::new(vocabulary).unwrap(),
+        tokenizer: Tokenizer::new(vocabulary).unwrap().into(),
         template: None,
+        constraints: Constraints::default(),
     }
 }
 

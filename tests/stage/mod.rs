@@ -12,7 +12,8 @@ use std::time::Duration;
 use axe::config::{Config, Override};
 use axe::decode::{Backend, BackendError, DenoisingStats, Generation, Memory, Sampling, Step};
 use axe::engine::{
-    Engine, EngineHandle, Event, Events, FinishReason, Loaded, Model, ModelKind, Options, State, Usage,
+    Constraints, Engine, EngineHandle, Event, Events, FinishReason, Loaded, Model, ModelKind, Options, State,
+    Usage,
 };
 use axe::http::{App, serve};
 use axe::text::{ChatTemplate, TokenKind, Tokenizer, Vocabulary};
@@ -390,8 +391,9 @@ pub fn loaded(backend: impl Backend + 'static, template: Option<&str>) -> Loaded
         device: "a stage of boards".to_owned(),
         kind: ModelKind::Causal,
         context_length: CONTEXT,
-        tokenizer,
+        tokenizer: tokenizer.into(),
         template,
+        constraints: Constraints::default(),
     };
     Loaded { backend: Box::new(backend), model }
 }
@@ -405,7 +407,7 @@ fn thinker(backend: Scripted) -> Loaded {
         false => ModelKind::Causal,
     };
     let Loaded { backend, model } = loaded(backend, None);
-    Loaded { backend, model: Model { kind, tokenizer, template, ..model } }
+    Loaded { backend, model: Model { kind, tokenizer: tokenizer.into(), template, ..model } }
 }
 
 /// A configuration from TOML text.
@@ -519,7 +521,7 @@ pub async fn listen(mut events: Events) -> Outcome {
     let seen = tokio::time::timeout(PATIENCE, all).await.expect("the job never finished");
     let (mut text, mut reasoning, mut tokens) = (String::new(), String::new(), Vec::new());
     for event in &seen {
-        if let Event::Commit { tokens: more, text: on, reasoning: thought } = event {
+        if let Event::Commit { tokens: more, text: on, reasoning: thought, .. } = event {
             tokens.extend(more);
             text.push_str(on);
             reasoning.push_str(thought);
