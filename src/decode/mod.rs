@@ -13,7 +13,9 @@ mod sample;
 mod scan;
 
 pub use block::{BlockOptions, BlockSize, BlockStats, CausalBackend, ProposerStats};
-pub use constraint::{Allowed, Constraint, ConstraintError, Format, Grammars, Mask, Thoughts, Word, Words};
+pub use constraint::{
+    Allowed, Constraint, ConstraintError, Encode, Format, Grammars, Mask, Thoughts, Word, Words,
+};
 pub use diffusion::DiffusionBackend;
 pub use logprobs::TokenLogprobs;
 pub use philox::choice_seed;

@@ -69,6 +69,24 @@ pub(super) struct Queued {
     pub(super) request: Request,
     pub(super) sender: Sender,
     pub(super) accepted: Instant,
+    /// The other choices of the same request: each goes to the end of the queue when the one before it begins, so that
+    /// whoever waits comes between them.
+    pub(super) others: VecDeque<Queued>,
+}
+
+impl Queued {
+    /// The next choice, which takes the others along.
+    fn next(&mut self) -> Option<Self> {
+        let mut next = self.others.pop_front()?;
+        next.others = std::mem::take(&mut self.others);
+        Some(next)
+    }
+
+    /// This one and the other choices.
+    fn all(mut self) -> impl Iterator<Item = Self> {
+        let others = std::mem::take(&mut self.others);
+        std::iter::once(self).chain(others)
+    }
 }
 
 pub(super) struct Running {
@@ -146,7 +164,9 @@ impl Shared {
             if inner.halt {
                 return None;
             }
-            if let Some(queued) = inner.queue.pop_front() {
+            if let Some(mut queued) = inner.queue.pop_front() {
+                let next = queued.next();
+                inner.queue.extend(next);
                 let cancel = Arc::new(AtomicBool::new(false));
                 inner.running = Some(Running {
                     job: RunningJob {
@@ -182,7 +202,7 @@ impl Shared {
                 inner.queue = in_time;
             }
         }
-        for queued in over {
+        for queued in over.into_iter().flat_map(Queued::all) {
             self.end_waiting(&queued, FinishReason::Cancelled(Cause::Deadline));
         }
     }
@@ -232,7 +252,7 @@ impl Shared {
     /// Ends every waiting job with `reason`.
     pub(super) fn clear_queue(&self, reason: &FinishReason) {
         let waiting = std::mem::take(&mut self.lock().queue);
-        for queued in waiting {
+        for queued in waiting.into_iter().flat_map(Queued::all) {
             self.end_waiting(&queued, reason.clone());
         }
     }
@@ -251,10 +271,22 @@ impl Shared {
     /// thread after its present step.
     pub(super) fn abandon(&self, ticket: u64) {
         let mut inner = self.lock();
+        let mut left = false;
         if let Some(place) = inner.queue.iter().position(|q| q.ticket == ticket) {
-            let _left = inner.queue.remove(place);
-            inner.counters.requests.cancelled += 1;
+            left = true;
+            // The other choices, if anybody listens to them, keep the place.
+            match inner.queue[place].next() {
+                Some(next) => inner.queue[place] = next,
+                None => drop(inner.queue.remove(place)),
+            }
+        } else {
+            for queued in &mut inner.queue {
+                let before = queued.others.len();
+                queued.others.retain(|other| other.ticket != ticket);
+                left |= queued.others.len() < before;
+            }
         }
+        inner.counters.requests.cancelled += u64::from(left);
     }
 }
 
@@ -280,36 +312,60 @@ impl EngineHandle {
     /// # Errors
     /// [`SubmitError`]; nothing was queued then.
     pub fn submit(&self, request: Request) -> Result<Job, SubmitError> {
-        let mut inner = self.shared.lock();
-        if let Err(error) = check(&inner, &request, self.shared.capacity) {
-            inner.counters.requests.rejected += 1;
-            return Err(error);
-        }
-        let ticket = inner.next_ticket;
-        inner.next_ticket += 1;
-        let id = request.id.clone();
-        let (sender, events) = mailbox(&self.shared, ticket);
-        inner.queue.push_back(Queued { ticket, request, sender, accepted: Instant::now() });
-        drop(inner);
-        self.shared.work.notify_all();
-        Ok(Job { id, events })
+        let jobs = self.submit_all(vec![request])?;
+        jobs.into_iter().next().ok_or(SubmitError::EmptyPrompt)
     }
 
-    /// Cancels the job with this identifier, waiting or running; its listener gets a `Finish`. False if there is none.
+    /// Puts several requests for the same prompt into the queue, where they take one place together. They run one after
+    /// the other, in order; who waits at the end of one comes before the next.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was queued then.
+    pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Job>, SubmitError> {
+        let mut inner = self.shared.lock();
+        for request in &requests {
+            if let Err(error) = check(&inner, request, self.shared.capacity) {
+                inner.counters.requests.rejected += 1;
+                return Err(error);
+            }
+        }
+        let accepted = Instant::now();
+        let mut jobs = Vec::with_capacity(requests.len());
+        let mut queued = VecDeque::with_capacity(requests.len());
+        for request in requests {
+            let ticket = inner.next_ticket;
+            inner.next_ticket += 1;
+            let (sender, events) = mailbox(&self.shared, ticket);
+            jobs.push(Job { id: request.id.clone(), events });
+            queued.push_back(Queued { ticket, request, sender, accepted, others: VecDeque::new() });
+        }
+        if let Some(mut first) = queued.pop_front() {
+            first.others = queued;
+            inner.queue.push_back(first);
+        }
+        drop(inner);
+        self.shared.work.notify_all();
+        Ok(jobs)
+    }
+
+    /// Cancels the jobs with this identifier, waiting or running; their listeners get a `Finish`. False if there is none.
     #[must_use]
     pub fn cancel(&self, id: &str) -> bool {
         let mut inner = self.shared.lock();
-        if let Some(running) = inner.running.as_ref().filter(|r| r.job.id == id) {
+        let running = inner.running.as_ref().filter(|r| r.job.id == id);
+        if let Some(running) = running {
             running.cancel.store(true, Ordering::Release);
-            return true;
         }
-        let Some(place) = inner.queue.iter().position(|q| q.request.id == id) else { return false };
-        let queued = inner.queue.remove(place);
+        let runs = running.is_some();
+        let waiting = std::mem::take(&mut inner.queue);
+        let (cancelled, others): (VecDeque<_>, _) = waiting.into_iter().partition(|q| q.request.id == id);
+        inner.queue = others;
         drop(inner);
-        if let Some(queued) = queued {
+        let found = runs || !cancelled.is_empty();
+        for queued in cancelled.into_iter().flat_map(Queued::all) {
             self.shared.end_waiting(&queued, FinishReason::Cancelled(Cause::Operator));
         }
-        true
+        found
     }
 
     /// A snapshot of everything worth knowing.

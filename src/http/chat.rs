@@ -42,7 +42,7 @@ pub(super) struct Prepared {
 /// Reads the fields of a chat request, renders its messages and encodes them.
 pub(super) async fn prepare(app: &App, turn: Turn, mut fields: Fields) -> Result<Prepared, ApiError> {
     let messages = messages::read(fields.take("messages"))?;
-    let asked = Asked::read(&mut fields, app)?;
+    let asked = Asked::read(&mut fields, app, Dialect::Chat)?;
     let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
     let effort = fields.take("reasoning_effort");
     let elsewhere = "send it in `chat_template_kwargs`: {\"enable_thinking\": …}";
@@ -50,7 +50,7 @@ pub(super) async fn prepare(app: &App, turn: Turn, mut fields: Fields) -> Result
     log_rest(&fields);
     drop(fields);
     let model = model(app)?;
-    let generation = asked.of(model.kind, &app.sampling)?;
+    let generation = asked.of(app, &model).await?;
     set_thinking(&model, effort, &mut extra)?;
     let input = ChatInput { messages, add_generation_prompt: true, extra, ..ChatInput::default() };
     let prompt = {

@@ -22,13 +22,13 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
     let mut fields = Fields::new(body);
     check_model(&mut fields, &app)?;
     let prompt = Prompt::read(fields.take("prompt"))?;
-    let asked = Asked::read(&mut fields, &app)?;
+    let asked = Asked::read(&mut fields, &app, Dialect::Text)?;
     fields.refuse("reasoning_effort", "texts are continued as they are", |_| false)?;
     fields.refuse("enable_thinking", "texts are continued as they are", |_| false)?;
     log_rest(&fields);
     drop(fields);
     let model = model(&app)?;
-    let generation = asked.of(model.kind, &app.sampling)?;
+    let generation = asked.of(&app, &model).await?;
     let tokens = match prompt {
         Prompt::Tokens(ids) => {
             let ids = read_ids("prompt", ids, model.tokenizer.vocab_size());

@@ -172,9 +172,8 @@ mod tests {
     #[test]
     fn every_way_to_ask_is_understood() {
         let schema = || json!({"type": "array"});
-        let json = |param: &str| {
-            Ok(Some(Form { format: Format::JsonSchema(schema()), param: param.to_owned() }))
-        };
+        let json =
+            |param: &str| Ok(Some(Form { format: Format::JsonSchema(schema()), param: param.to_owned() }));
         let nested = json!({"name": "x", "schema": schema(), "strict": true, "description": "y"});
         for (body, expected) in [
             (json!({}), Ok(None)),
@@ -216,7 +215,10 @@ mod tests {
             ),
             (
                 json!({"grammar": "start: \"a\""}),
-                Ok(Some(Form { format: Format::Lark("start: \"a\"".to_owned()), param: "grammar".to_owned() })),
+                Ok(Some(Form {
+                    format: Format::Lark("start: \"a\"".to_owned()),
+                    param: "grammar".to_owned(),
+                })),
             ),
         ] {
             assert_eq!(read(body.clone()), expected, "{body}");
@@ -230,7 +232,10 @@ mod tests {
             (json!({"response_format": {}}), "response_format.type"),
             (json!({"response_format": {"type": "xml"}}), "response_format.type"),
             (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema"),
-            (json!({"response_format": {"type": "json_schema", "json_schema": 1}}), "response_format.json_schema"),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": 1}}),
+                "response_format.json_schema",
+            ),
             (
                 json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}),
                 "response_format.json_schema.schema",

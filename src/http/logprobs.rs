@@ -2,13 +2,15 @@
 //!
 //! They are those of the model's own distribution, at temperature 1, before biases, penalties, constraints and filters.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
 use super::fields::Fields;
 use super::reply::Dialect;
-use crate::engine::ContentToken;
-use crate::text::{TokenKind, Tokenizer};
+use crate::engine::{ContentToken, Model};
+use crate::text::TokenKind;
 
 /// Most alternatives a token in chats.
 const MOST_CHAT: i64 = 20;
@@ -42,9 +44,9 @@ pub(super) fn read(fields: &mut Fields, dialect: Dialect) -> Result<Option<usize
 }
 
 /// Shows the log-probabilities of one choice, chunk by chunk or all together.
-pub(super) struct Logged<'m> {
+pub(super) struct Logged {
     dialect: Dialect,
-    tokenizer: &'m Tokenizer,
+    model: Arc<Model>,
 }
 
 /// How far a choice's text has come.
@@ -62,9 +64,9 @@ impl Reached {
     }
 }
 
-impl<'m> Logged<'m> {
-    pub(super) fn new(dialect: Dialect, tokenizer: &'m Tokenizer) -> Self {
-        Self { dialect, tokenizer }
+impl Logged {
+    pub(super) fn new(dialect: Dialect, model: Arc<Model>) -> Self {
+        Self { dialect, model }
     }
 
     /// Tokens of a text that goes on from `reached`.
@@ -81,16 +83,15 @@ impl<'m> Logged<'m> {
     fn entry(&self, token: &ContentToken) -> Value {
         let told = &token.logprobs;
         let mut entry = self.token(told.token, told.logprob);
-        entry["top_logprobs"] =
-            told.top.iter().map(|&(token, logprob)| self.token(token, logprob)).collect();
+        entry["top_logprobs"] = told.top.iter().map(|&(token, logprob)| self.token(token, logprob)).collect();
         entry
     }
 
     fn token(&self, id: u32, logprob: f64) -> Value {
-        let bytes = match self.tokenizer.kind(id) {
+        let bytes = match self.model.tokenizer.kind(id) {
             // It prints nothing; its name is not what it stands for.
             Some(TokenKind::Control) => Value::Null,
-            _ => self.tokenizer.piece(id).into(),
+            _ => self.model.tokenizer.piece(id).into(),
         };
         json!({ "token": self.name(id), "logprob": logprob, "bytes": bytes })
     }
@@ -120,7 +121,7 @@ impl<'m> Logged<'m> {
 
     /// A token's text; where it is only part of a character, its bytes.
     fn name(&self, id: u32) -> String {
-        let text = self.tokenizer.text(id);
+        let text = self.model.tokenizer.text(id);
         match std::str::from_utf8(text) {
             Ok(text) => text.to_owned(),
             Err(_) => text.iter().fold("bytes:".to_owned(), |name, byte| format!("{name}\\x{byte:02x}")),

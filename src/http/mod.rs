@@ -15,15 +15,18 @@
 //! the shape `{"error": {"message", "type", "param", "code"}}`.
 
 mod auth;
+mod bias;
 mod body;
 mod chat;
 mod completions;
 mod connection;
+mod constrained;
 mod cors;
 mod error;
 mod fields;
 mod generation;
 mod health;
+mod logprobs;
 mod messages;
 mod metrics;
 mod models;

@@ -164,7 +164,7 @@ fn model() -> Model {
         context_length: 64,
         tokenizer: Tokenizer::new(vocabulary).unwrap().into(),
         template: None,
-        constraints: Constraints::default(),
+        constraints: axe::engine::Constraints::default(),
     }
 }
 

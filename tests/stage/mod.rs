@@ -358,6 +358,11 @@ impl Stage {
         Self::with(script, queue_capacity, thinker)
     }
 
+    /// An engine over a model of another kind; the script is idle.
+    pub fn of(load: impl FnOnce() -> Loaded + Send + 'static, queue_capacity: usize) -> Self {
+        Self::with(Script::saying(""), queue_capacity, move |_| load())
+    }
+
     fn with(
         script: Script,
         queue_capacity: usize,
@@ -400,14 +405,20 @@ pub fn loaded(backend: impl Backend + 'static, template: Option<&str>) -> Loaded
 
 /// A model that can think around a script; one that denoises if the script does.
 fn thinker(backend: Scripted) -> Loaded {
-    let tokenizer = tokenizer_with(&["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"]);
-    let template = Some(ChatTemplate::new(THINKING_TEMPLATE, &tokenizer).unwrap());
     let kind = match backend.0.denoises {
         true => ModelKind::BlockDiffusion { canvas: CANVAS, max_steps: 48 },
         false => ModelKind::Causal,
     };
+    let Loaded { backend, model } = thinking(backend);
+    Loaded { backend, model: Model { kind, ..model } }
+}
+
+/// A causal model that can think around a backend.
+pub fn thinking(backend: impl Backend + 'static) -> Loaded {
+    let tokenizer = tokenizer_with(&["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"]);
+    let template = Some(ChatTemplate::new(THINKING_TEMPLATE, &tokenizer).unwrap());
     let Loaded { backend, model } = loaded(backend, None);
-    Loaded { backend, model: Model { kind, tokenizer: tokenizer.into(), template, ..model } }
+    Loaded { backend, model: Model { tokenizer: tokenizer.into(), template, ..model } }
 }
 
 /// A configuration from TOML text.

@@ -36,6 +36,9 @@ pub enum Word {
     Nothing,
 }
 
+/// Makes tokens of a text.
+pub type Encode = dyn Fn(&str) -> Vec<u32> + Send + Sync;
+
 /// A vocabulary as forms see it.
 pub struct Words {
     /// Each token, by id.
@@ -43,7 +46,7 @@ pub struct Words {
     /// Tokens that end a reply.
     pub ends: Vec<u32>,
     /// The tokens of a text that goes on behind other text; used where only one text can follow.
-    pub encode: Box<dyn Fn(&str) -> Vec<u32> + Send + Sync>,
+    pub encode: Box<Encode>,
 }
 
 /// Compiles forms.
@@ -170,7 +173,7 @@ fn limits() -> ParserLimits {
 /// The vocabulary as the crate asks for it.
 struct Tree {
     trie: TokTrie,
-    encode: Box<dyn Fn(&str) -> Vec<u32> + Send + Sync>,
+    encode: Box<Encode>,
 }
 
 impl TokenizerEnv for Tree {

@@ -9,7 +9,7 @@ mod grammars;
 mod walk;
 
 pub use allowed::{Allowed, Mask};
-pub use grammars::{Grammars, Word, Words};
+pub use grammars::{Encode, Grammars, Word, Words};
 pub(super) use walk::Walk;
 
 use std::fmt;

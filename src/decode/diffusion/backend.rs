@@ -105,6 +105,9 @@ impl<M: CanvasModel> Backend for DiffusionBackend<M> {
     ) -> Result<Box<dyn Generation + 'a>, BackendError> {
         let vocabulary = self.vocabulary;
         check_prompt(prompt, self.model.context(), vocabulary)?;
+        if sampling.constraint.is_some() || !sampling.logit_bias.is_empty() {
+            return Err("a model that denoises knows neither constraints nor biases on tokens".into());
+        }
         let plan = Plan::for_request(&self.config, sampling)?;
         // Keys and values are all that a canvas needs of what stands before it: not even the last token runs again.
         let common = common_prefix(&self.cached, prompt);
