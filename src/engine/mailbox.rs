@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;
 
 use super::Event;
-use super::handle::Shared;
+use super::shared::Shared;
 
 /// Unread events from which on commits are joined.
 const CROWDED: usize = 64;

@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::handle::{Queued, Shared};
+use super::fault::Fault;
+use super::loader::chain;
+use super::shared::{Queued, Shared};
 use super::status::Phase;
-use super::thread::chain;
 use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
 use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Wanted};
 use crate::text::{Parts, ReplyText, Tokenizer};
@@ -17,20 +18,21 @@ struct Place {
     step: usize,
 }
 
-/// Runs the job and sends its events, [`Event::Finish`] included.
+/// Runs the job and sends its events, [`Event::Finish`] included. What went wrong if the engine has to be rebuilt.
 pub(super) fn run(
     shared: &Shared,
     backend: &mut dyn Backend,
     model: &Model,
     queued: &Queued,
     cancel: &AtomicBool,
-) {
+) -> Option<String> {
     let mut clock = Clock::start(queued.accepted);
     let mut reply = Reply::new(model, &queued.request);
     let mut cached_tokens = 0;
     let mut denoising = Denoised::default();
     let mut blocks = None;
     let mut draft = Place { canvas: 0, step: 0 };
+    let mut fault = None;
     let interrupted = || {
         if queued.sender.abandoned() {
             Some(FinishReason::Cancelled(Cause::Listener))
@@ -45,7 +47,10 @@ pub(super) fn run(
         }
     };
     let reason = match backend.start(&queued.request.prompt, &queued.request.sampling) {
-        Err(error) => FinishReason::Error(chain(&*error)),
+        Err(error) => {
+            fault = Fault::of(&error);
+            FinishReason::Error(chain(&*error))
+        }
         Ok(mut generation) => {
             generation.want(reply.wanted(queued.request.drafts));
             let reason = loop {
@@ -59,9 +64,12 @@ pub(super) fn run(
                     Some(reason) => break reason,
                     None => {}
                 }
-                let step = match generation.step() {
+                let step = match shared.watched(|| generation.step()) {
                     Ok(step) => step,
-                    Err(error) => break FinishReason::Error(chain(&*error)),
+                    Err(error) => {
+                        fault = Fault::of(&error);
+                        break FinishReason::Error(chain(&*error));
+                    }
                 };
                 cached_tokens = generation.cached_tokens();
                 denoising.look(&*generation, matches!(step, Step::Commit(_)));
@@ -107,6 +115,16 @@ pub(super) fn run(
             reason
         }
     };
+    let broken = match (fault, &reason) {
+        // Whoever noticed it has told the listener.
+        (Some(Fault::Overdue), FinishReason::Error(error)) => return Some(error.clone()),
+        // The state first: who hears of the error must not find the engine ready.
+        (Some(fault), FinishReason::Error(error)) => {
+            shared.fault(fault, error);
+            Some(error.clone())
+        }
+        _ => None,
+    };
     let usage = Usage {
         prompt_tokens: queued.request.prompt.len(),
         completion_tokens: reply.completion_tokens,
@@ -124,6 +142,7 @@ pub(super) fn run(
     // The slot is free before the listener knows, so that its next request does not find it taken.
     shared.finished(&reason, usage, &stats, decode_s);
     queued.sender.send(Event::Finish { reason, usage, stats });
+    broken
 }
 
 fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::error::ApiError;
+use super::error::{ApiError, OUTAGE_RETRY};
 use super::generation::Generation;
 use super::{App, fingerprint, hex, random, sse, unix_time};
 use crate::decode::ProposerStats;
@@ -149,6 +149,11 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
         FinishReason::Cancelled(Cause::Shutdown) => {
             Err(ApiError::unavailable("the server shut down before the reply was complete").code("shutting_down"))
         }
+        FinishReason::Cancelled(Cause::Outage) => Err(ApiError::unavailable(
+            "the device was lost, and the engine is not back yet; try again in a while",
+        )
+        .code("engine_rebuilding")
+        .retry_after(OUTAGE_RETRY)),
         FinishReason::Cancelled(Cause::Deadline) => Err(ApiError::timeout(
             "the time for a request (`server.request_timeout_s`) was over before its first token; try again when the \
              server is less busy",

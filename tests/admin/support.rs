@@ -50,7 +50,7 @@ impl Daemon {
         let (steps, script) = mpsc::channel();
         let engine = Engine::spawn(
             move |_| Ok(Loaded { backend: Box::new(Scripted(script)), model: model() }),
-            axe::engine::Options { queue_capacity: 2 },
+            axe::engine::Options { queue_capacity: 2, ..Default::default() },
         )
         .unwrap()
         .handle();

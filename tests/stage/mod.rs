@@ -364,7 +364,10 @@ impl Stage {
     ) -> Self {
         let script = Arc::new(script);
         let backend = Scripted(Arc::clone(&script));
-        let engine = Engine::spawn(move |_| Ok(load(backend)), Options { queue_capacity }).unwrap().handle();
+        let engine =
+            Engine::spawn(move |_| Ok(load(backend)), Options { queue_capacity, ..Options::default() })
+                .unwrap()
+                .handle();
         let mut state = engine.watch();
         futures::executor::block_on(state.wait_for(|state| *state == State::Ready)).unwrap();
         Self { engine, script }

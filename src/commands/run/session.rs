@@ -42,7 +42,7 @@ impl Session {
         let (wanted, of_model) = (config.clone(), path.to_owned());
         let engine = Engine::spawn(
             move |progress| axe::load::load(&wanted, &of_model, progress, &board.recv()?),
-            Options { queue_capacity: 1 },
+            Options { queue_capacity: 1, ..Options::default() },
         )
         .context("cannot start the engine's thread")?;
         let handle = engine.handle();
@@ -107,7 +107,7 @@ async fn loaded(handle: &EngineHandle) -> Result<()> {
                 line.clear();
                 return Ok(());
             }
-            State::Failed { error } => {
+            State::Failed { error } | State::Hung { error } => {
                 line.clear();
                 bail!("{error}");
             }
