@@ -261,7 +261,7 @@ impl Shared {
 fn count(counters: &mut Counters, reason: &FinishReason) {
     let requests = &mut counters.requests;
     match reason {
-        FinishReason::Stop => requests.stop += 1,
+        FinishReason::Stop | FinishReason::ToolCalls => requests.stop += 1,
         FinishReason::Length => requests.length += 1,
         FinishReason::Cancelled(Cause::Deadline) | FinishReason::Error(_) => requests.error += 1,
         FinishReason::Cancelled(_) => requests.cancelled += 1,

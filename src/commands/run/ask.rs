@@ -142,6 +142,7 @@ impl Conversation {
             },
             channels: !self.raw,
             drafts: false,
+            calls: None,
         })
     }
 
