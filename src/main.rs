@@ -107,8 +107,14 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.command.unwrap_or(Command::Serve(cli.serve)) {
         Command::Serve(settings) => {
-            let failed = serve(settings).inspect_err(|error| eprintln!("axed: {}", chain(error))).is_err();
-            axe::device::process::leave(u8::from(failed))
+            let status = match serve(settings) {
+                Ok(()) => 0,
+                Err(error) => {
+                    commands::tell(format_args!("axed: {}", chain(&error)));
+                    if error.is::<commands::WrongUsage>() { 2 } else { 1 }
+                }
+            };
+            axe::device::process::leave(status)
         }
         Command::Run(options) => commands::run::run(&options),
         Command::Plan(options) => commands::plan::run(&options),
@@ -125,8 +131,8 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("axed: {}", chain(&error));
-            ExitCode::FAILURE
+            commands::tell(format_args!("axed: {}", chain(&error)));
+            if error.is::<commands::WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }

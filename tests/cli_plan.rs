@@ -141,7 +141,7 @@ fn both_kinds_are_told_of_in_words_and_in_json() {
     assert_eq!(scratch("16"), scratch("auto"));
     let diffusion = fixture("tiny-diffusion");
     let (code, _, err) = axed(&[], &["-m", diffusion.to_str().unwrap(), "-b", "4"]);
-    assert!(code == 1 && err.contains("--block-size: ") && err.contains("denoises"), "{err}");
+    assert!(code == 2 && err.contains("--block-size: ") && err.contains("denoises"), "{err}");
     let (code, out, err) = axed(&[("AXE_DEVICE_MATRIX_UNIT", "false")], &["-m", diffusion.to_str().unwrap()]);
     assert_eq!((code, &*err), (0, ""));
     assert!(out.contains("diffusion-gemma, W4-experts-BF16, denoises canvases of 32"), "{out}");
@@ -159,6 +159,16 @@ fn both_kinds_are_told_of_in_words_and_in_json() {
         .sum();
     assert_eq!(memory["total_bytes"], sum);
     assert_eq!(plan["reasons"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn a_model_whose_text_cannot_be_read_is_warned_of() {
+    let (model, json) = (fixture("causal-families/llama.gguf"), "--json");
+    let (code, out, err) = axed(&[], &["-m", model.to_str().unwrap(), json]);
+    assert_eq!(code, 0, "{err}");
+    let plan: Value = serde_json::from_str(&out).unwrap();
+    let warnings = plan["warnings"].to_string();
+    assert!(warnings.contains("refuse this model") && warnings.contains("merge 0"), "{warnings}");
 }
 
 #[test]
@@ -182,6 +192,9 @@ fn a_model_that_does_not_fit_is_refused_with_what_would() {
     let fits = err.split("a context of ").last().unwrap().split(' ').next().unwrap();
     let (code, _, err) = axed(&limit, &["-m", model, "-c", fits]);
     assert_eq!(code, 0, "{fits} tokens: {err}");
+    let more = (fits.parse::<usize>().unwrap() + 1).to_string();
+    let (code, _, err) = axed(&limit, &["-m", model, "-c", &more]);
+    assert!(code == 1 && err.contains(&format!("a context of {fits} tokens would fit")), "{more}: {err}");
     let (code, _, err) = axed(&[("AXE_DEVICE_MEMORY_LIMIT_MIB", "50")], &["-m", model]);
     assert_eq!(code, 1);
     assert!(err.contains("MiB weights") && err.contains("no context would fit"), "{err}");

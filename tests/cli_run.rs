@@ -246,6 +246,21 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
 }
 
 #[test]
+fn what_cannot_be_told_is_no_panic() {
+    let model = small();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let status = |arguments: &[&str], err: Stdio| {
+        let Output { status, stdout, .. } = axed(arguments).stderr(err).output().unwrap();
+        (status.code(), stdout)
+    };
+    let arguments = ["-m", text(model.path()), "-c", "64", "--raw", "-n", "3", "--temp", "0", "-p", "a"];
+    let (told, out) = status(&arguments, Stdio::piped());
+    assert_eq!(told, Some(0));
+    assert_eq!(status(&arguments, full().into()), (Some(0), out), "the answer came out");
+    assert_eq!(status(&["-m", "nowhere", "-p", "a"], full().into()).0, Some(1));
+}
+
+#[test]
 fn what_cannot_be_is_refused_before_the_model_is_loaded() {
     let causal = small();
     let diffusion = fixture("tiny-diffusion");
@@ -258,13 +273,13 @@ fn what_cannot_be_is_refused_before_the_model_is_loaded() {
     fails(&["-m", causal, "-p", "a", "--top-p", "NaN"], 2, "a number from 0 to 1");
     fails(&["-m", causal, "-p", "a", "-b", "17"], 2, "expected auto or a number from 1 to 16");
     fails(&["-m", causal, "-p", "a", "--raw", "--system", "b"], 2, "--system");
-    fails(&["-m", causal, "-p", ""], 1, "the prompt is empty");
+    fails(&["-m", causal, "-p", ""], 2, "the prompt is empty");
     fails(&["-m", causal, "-f", "nowhere"], 1, "cannot read nowhere");
-    fails(&["-m", causal, "-p", "a", "-c", "many"], 1, "flag --context: key `model.context_length`");
-    fails(&["-m", causal, "-p", "a", "--device", "tpu"], 1, "flag --device: key `device.kind`");
+    fails(&["-m", causal, "-p", "a", "-c", "many"], 2, "flag --context: key `model.context_length`");
+    fails(&["-m", causal, "-p", "a", "--device", "tpu"], 2, "flag --device: key `device.kind`");
     fails(&["-m", "nowhere", "-p", "a"], 1, "nowhere");
     for (flag, value) in [("--top-k", "3"), ("--top-p", "0.5"), ("--min-p", "0.1"), ("-b", "4")] {
-        fails(&["-m", diffusion, "-p", "a", flag, value], 1, "is a model that denoises");
+        fails(&["-m", diffusion, "-p", "a", flag, value], 2, "is a model that denoises");
     }
     fails(&["-m", causal, "-p", "a", "--system", "b"], 1, "no chat template");
     let long = "a ".repeat(200);

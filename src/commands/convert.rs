@@ -79,7 +79,7 @@ impl Teller {
                 }
             }
             (ConvertEvent::Note(text), Some(bar)) => bar.println(text),
-            (ConvertEvent::Note(text), None) => eprintln!("{text}"),
+            (ConvertEvent::Note(text), None) => super::tell(text),
             (ConvertEvent::Progress { bytes }, Some(bar)) => bar.inc(bytes),
             (ConvertEvent::Progress { .. }, None) => {}
             (ConvertEvent::File { name, kept }, bar) => {
@@ -88,7 +88,7 @@ impl Teller {
                     Some(bar) => bar.set_message(format!("{} of {}", self.in_place, self.files)),
                     None => {
                         let how = if kept { "kept" } else { "written" };
-                        eprintln!("{name}: {how} ({} of {})", self.in_place, self.files);
+                        super::tell(format_args!("{name}: {how} ({} of {})", self.in_place, self.files));
                     }
                 }
             }

@@ -111,7 +111,7 @@ pub fn run(options: &Options) -> Result<()> {
             let checkpoint = DiffusionCheckpoint::open(&options.model)?;
             let mut said = options.sampling(said_by(&checkpoint)?)?;
             if let Some(warning) = axe::load::bar_what_fits(&mut said.eos) {
-                eprintln!("axed: {warning}");
+                super::tell(format_args!("axed: {warning}"));
             }
             let context = check(&checkpoint, &options.ids)?;
             denoise(open(&config, &checkpoint, context)?, said, options)
@@ -123,7 +123,7 @@ pub fn run(options: &Options) -> Result<()> {
 fn said_by(checkpoint: &DiffusionCheckpoint) -> Result<GenerationConfig> {
     let said = checkpoint.generation_config()?;
     if let Some(path) = checkpoint.lacks_generation_config() {
-        eprintln!("axed: {} is missing: assuming {said:?}", path.display());
+        super::tell(format_args!("axed: {} is missing: assuming {said:?}", path.display()));
     }
     Ok(said)
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use axe::device::DeviceInfo;
 use axe::engine::ModelKind;
 use axe::load::Plan;
@@ -52,10 +52,7 @@ pub fn run(options: &Options) -> Result<()> {
     let device = axe::load::open_device(&config.device)?;
     let plan = axe::load::plan(&config, &options.model, &device).map_err(anyhow::Error::from_boxed)?;
     if options.block_size.is_some() && plan.kind != ModelKind::Causal {
-        bail!(
-            "--block-size: {} is a model that denoises, where it has no meaning; leave it out",
-            options.model.display()
-        );
+        return Err(super::meaningless("--block-size", &options.model).into());
     }
     super::to_stdout(|out| {
         if options.json {

@@ -9,7 +9,7 @@ mod talk;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use axe::config::Config;
 use axe::load::Checkpoint;
 use clap::{ArgGroup, Args};
@@ -95,7 +95,7 @@ pub fn run(options: &Options) -> Result<()> {
         (None, None) => None,
     };
     if prompt.as_ref().is_some_and(String::is_empty) {
-        bail!("the prompt is empty");
+        return Err(super::WrongUsage("the prompt is empty".to_owned()).into());
     }
     let asked = Asked::new(options);
     // What cannot be has to be told before seconds go into loading.
@@ -129,7 +129,7 @@ fn once(
         let object = report::json(&session.model, &answer, seed, session.load_s);
         super::to_stdout(|out| Ok(writeln!(out, "{object}")?))?;
     } else {
-        report::lines(&answer, seed, &mut std::io::stderr())?;
+        report::tell(&answer, seed);
     }
     stopped(&answer)
 }

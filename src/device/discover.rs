@@ -255,7 +255,8 @@ pub fn list_devices(selector: &DeviceSelector) -> Result<Vec<ListedDevice>, Devi
 }
 
 fn no_platform() -> DeviceError {
-    DeviceError::NoPlatform { looked: runtime::vendor_folder().display().to_string() }
+    let folder = runtime::vendor_folder();
+    DeviceError::NoPlatform { looked: folder.display().to_string(), broken: runtime::broken_icds(&folder) }
 }
 
 /// The device that the selector takes.

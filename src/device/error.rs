@@ -49,12 +49,15 @@ pub enum DeviceError {
     // -- choosing and opening ------------------------------------------------------------------------------------
     /// The loader knows no platform.
     #[error(
-        "no OpenCL platform found (looked in {looked}): run scripts/setup.sh to install a CPU runtime, or source \
-         scripts/env.sh if that was done, or install the driver of your GPU"
+        "no OpenCL platform found (looked in {looked}{}): run scripts/setup.sh to install a CPU runtime, or source \
+         scripts/env.sh if that was done, or install the driver of your GPU",
+        broken.iter().map(|what| format!("; {what}")).collect::<String>()
     )]
     NoPlatform {
         /// The vendor folder the loader reads.
         looked: String,
+        /// What is wrong with files in it, in words.
+        broken: Vec<String>,
     },
     /// Platforms are there, but no device is what was asked for.
     #[error(

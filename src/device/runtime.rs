@@ -213,14 +213,27 @@ fn is_trusted(folder: &Path) -> bool {
         .is_ok_and(|meta| meta.is_dir() && (meta.uid() == 0 || meta.uid() == me) && meta.mode() & 0o002 == 0)
 }
 
+/// The libraries that a vendor folder names, by the files that name them.
+fn named_libraries(folder: &Path) -> Vec<(PathBuf, String)> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let icds = entries.flatten().map(|entry| entry.path());
+    icds.filter(|path| path.extension().is_some_and(|extension| extension == "icd"))
+        .filter_map(|path| {
+            let text = fs::read_to_string(&path).ok()?;
+            Some((path, text.lines().next().unwrap_or_default().trim().to_owned()))
+        })
+        .collect()
+}
+
 /// True if a vendor folder names at least one library that is there.
 fn has_usable_icd(folder: &Path) -> bool {
-    let Ok(entries) = fs::read_dir(folder) else { return false };
-    entries.flatten().map(|entry| entry.path()).any(|path| {
-        path.extension().is_some_and(|extension| extension == "icd")
-            && fs::read_to_string(&path)
-                .is_ok_and(|text| text.lines().next().is_some_and(|library| library_exists(library.trim())))
-    })
+    named_libraries(folder).iter().any(|(_, library)| library_exists(library))
+}
+
+/// What names a library that is not there, in words.
+pub(super) fn broken_icds(folder: &Path) -> Vec<String> {
+    let named = named_libraries(folder).into_iter().filter(|(_, library)| !library_exists(library));
+    named.map(|(icd, library)| format!("{} names {library:?}, which is not there", icd.display())).collect()
 }
 
 /// True if the dynamic linker would find the library. It is not loaded for that: some runtimes start threads then.
@@ -292,6 +305,8 @@ mod tests {
         assert_eq!(decide(&around(None, false, false, &own)).unwrap().reason, Reason::Nothing);
         let error = decide(&around(Some("intel"), false, false, &own)).unwrap_err().to_string();
         assert!(error.contains("scripts/setup.sh") && error.contains(PROJECT_VENDORS), "{error}");
+        let broken = broken_icds(&own).join("");
+        assert!(broken.contains("own.icd") && broken.contains("libruntime.so"), "{broken}");
     }
 
     #[test]

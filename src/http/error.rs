@@ -93,6 +93,15 @@ impl ApiError {
         self
     }
 
+    /// The same about a field that the client knows by another name.
+    pub(super) fn renamed(mut self, name: &str, told: &str) -> Self {
+        if self.0.param.as_deref() == Some(name) {
+            self.0.message = self.0.message.replace(&format!("`{name}`"), &format!("`{told}`"));
+            self.0.param = Some(told.to_owned());
+        }
+        self
+    }
+
     pub(super) fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.0.headers.push((name, value));
         self

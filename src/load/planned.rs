@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::startup::{Choice, DeviceFacts, Facts, ModelFacts, Wanted};
-use super::{Checkpoint, causal, diffusion};
+use super::{Checkpoint, causal, diffusion, text};
 use crate::config::Config;
 use crate::decode::BackendError;
 use crate::device::Device;
@@ -39,7 +39,8 @@ pub fn plan(config: &Config, path: &Path, device: &Device) -> Result<Plan, Backe
     match Checkpoint::open(path)? {
         Checkpoint::Causal(gguf) => {
             let model = CausalConfig::read(&gguf)?;
-            let choice = causal::choose(&gguf, config, device)?;
+            let mut choice = causal::choose(&gguf, config, device)?;
+            warn_of_text(&mut choice, text::of_gguf(config, &gguf));
             let dense =
                 model.layers.iter().all(|layer| matches!(layer.feed_forward, FeedForward::Dense { .. }));
             Ok(Plan {
@@ -54,8 +55,10 @@ pub fn plan(config: &Config, path: &Path, device: &Device) -> Result<Plan, Backe
         }
         Checkpoint::Diffusion(checkpoint) => {
             let model = checkpoint.config()?;
-            let choice = diffusion::choose(&checkpoint, config, device)?;
-            let max_steps = checkpoint.generation_config()?.max_denoising_steps;
+            let mut choice = diffusion::choose(&checkpoint, config, device)?;
+            let generation = checkpoint.generation_config()?;
+            warn_of_text(&mut choice, text::of_diffusion(config, &checkpoint, &generation.eos));
+            let max_steps = generation.max_denoising_steps;
             let kinds = (config.model.experts, config.model.dense);
             Ok(Plan {
                 kind: ModelKind::BlockDiffusion { canvas: model.canvas, max_steps },
@@ -67,6 +70,14 @@ pub fn plan(config: &Config, path: &Path, device: &Device) -> Result<Plan, Backe
                 device: device_facts(config, device),
             })
         }
+    }
+}
+
+/// Memory and passes can be told of a model whose text cannot be read or written.
+fn warn_of_text(choice: &mut Choice, text: Result<text::TextSide, BackendError>) {
+    if let Err(error) = text {
+        let refused = "`axed serve` and `axed run` refuse this model";
+        choice.warnings.push(format!("{refused}: its vocabulary or chat template cannot be used: {error}"));
     }
 }
 

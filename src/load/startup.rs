@@ -323,7 +323,7 @@ impl<C: Fn(Shape) -> Result<MemoryPlan, BackendError>> Chooser<'_, C> {
         let mut would_fit = None;
         if wish > LEAST_CONTEXT && fits(LEAST_CONTEXT)? {
             let (mut good, mut bad) = (LEAST_CONTEXT, wish);
-            while bad - good > LEAST_CONTEXT / 4 {
+            while bad - good > 1 {
                 let middle = good.midpoint(bad);
                 if fits(middle)? { good = middle } else { bad = middle }
             }

@@ -1,6 +1,6 @@
 //! From what was typed to a request: flags, messages, the model's template.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use axe::config::{Config, SamplingConfig};
 use axe::decode::Sampling;
 use axe::engine::{Model, ModelKind, Request, Stop};
@@ -53,10 +53,7 @@ impl Asked {
             ("--block-size", self.block_size),
         ] {
             if given {
-                bail!(
-                    "{flag}: {} is a model that denoises, where it has no meaning; leave it out",
-                    checkpoint.path().display()
-                );
+                return Err(crate::commands::meaningless(flag, checkpoint.path()).into());
             }
         }
         Ok(())
@@ -103,7 +100,9 @@ impl Conversation {
             if asked.system.is_some() {
                 return Err(anyhow::Error::new(TextError::NoChatTemplate).context("--system has no place"));
             }
-            eprintln!("axed: the model has no chat template: texts are continued as they are (--raw)");
+            crate::commands::tell(
+                "axed: the model has no chat template: texts are continued as they are (--raw)",
+            );
         }
         let system = asked.system.as_ref().map(|text| json!({ "role": "system", "content": text }));
         Ok(Self { raw, messages: system.into_iter().collect(), answers: 0 })

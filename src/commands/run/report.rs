@@ -55,8 +55,13 @@ pub(super) fn json(model: &Model, answer: &Answer, seed: u64, load_s: f64) -> Va
     object
 }
 
+/// What it took, on standard error. An answer that came out is no failure because this cannot be told.
+pub(super) fn tell(answer: &Answer, seed: u64) {
+    let _told = lines(answer, seed, &mut io::stderr());
+}
+
 /// What it took, in a few lines.
-pub(super) fn lines(answer: &Answer, seed: u64, out: &mut impl Write) -> io::Result<()> {
+fn lines(answer: &Answer, seed: u64, out: &mut impl Write) -> io::Result<()> {
     let Answer { usage, stats, .. } = answer;
     let encoded = usage.prompt_tokens - usage.cached_tokens;
     write!(out, "prompt    {encoded} tokens in {:.2} s", stats.prefill_s)?;

@@ -159,7 +159,7 @@ impl Answering {
                     match id {
                         Some(id) => drop(handle.cancel(&id)),
                         None => {
-                            eprintln!();
+                            crate::commands::tell("");
                             leave(INTERRUPTED);
                         }
                     }

@@ -36,7 +36,7 @@ pub(super) fn talk(session: &mut Session, config: &Config, asked: &Asked) -> Res
             Err(error) if error.downcast_ref().is_some_and(closed) => return Err(error),
             Err(error) => {
                 failed += 1;
-                eprintln!("axed: {}", crate::chain(&error));
+                crate::commands::tell(format_args!("axed: {}", crate::chain(&error)));
             }
         }
     }
@@ -59,7 +59,7 @@ fn answer(
     });
     conversation.answered(answer.as_ref().ok().map(|(answer, _)| &*answer.text));
     let (answer, seed) = answer?;
-    report::lines(&answer, seed, &mut std::io::stderr())?;
+    report::tell(&answer, seed);
     Ok(())
 }
 
@@ -76,7 +76,9 @@ impl Lines {
         if !std::io::stdin().is_terminal() {
             return Ok(Self::Pipe(std::io::stdin().lock()));
         }
-        eprintln!("A line is a message. {NEW} begins anew, Ctrl-C stops an answer, Ctrl-D ends.");
+        crate::commands::tell(format_args!(
+            "A line is a message. {NEW} begins anew, Ctrl-C stops an answer, Ctrl-D ends."
+        ));
         Ok(Self::Terminal(Box::new(DefaultEditor::new().context("cannot edit lines on this terminal")?)))
     }
 

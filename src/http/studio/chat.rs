@@ -39,6 +39,7 @@ const MAX_STEPS: &str = "max_denoising_steps";
 
 pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (turn, body) = json_object(request, &app).await?;
+    let steps = body.contains_key("steps");
     let mut fields = Fields::new(body);
     for fixed in ["stream", "stream_options"] {
         fields.refuse(fixed, "this route always streams", |_| false)?;
@@ -58,7 +59,9 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
             return Err(ApiError::refused(StatusCode::NOT_FOUND, message).param("backend"));
         }
     }
-    let Prepared { model, prompt, generation } = prepare(&app, turn, fields).await?;
+    let prepared = prepare(&app, turn, fields).await;
+    let Prepared { model, prompt, generation } =
+        prepared.map_err(|error| if steps { error.renamed(MAX_STEPS, "steps") } else { error })?;
     let request = engine::Request {
         id: format!("studio-{}", hex(&random::<12>()?)),
         prompt,
