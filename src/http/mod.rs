@@ -25,6 +25,7 @@ mod error;
 mod fields;
 mod generation;
 mod health;
+mod infill;
 mod messages;
 mod metrics;
 mod models;
