@@ -192,7 +192,7 @@ pub(super) async fn answer(
     let request = Request { id: head.id.clone(), prompt, sampling, stop, channels, drafts: false, calls };
     let job = submit(app, request, dialect.prompt())?;
     if stream {
-        return Ok(sse::respond(head, job.events, include_usage, app.server.ping_interval));
+        return sse::respond(head, job.events, include_usage, app.server.ping_interval).await;
     }
     collect(&head, job.events).await
 }
