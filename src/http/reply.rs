@@ -196,7 +196,7 @@ pub(super) async fn answer(
     let request = Request { id, prompt, suffix, sampling, stop, channels, drafts: false, calls };
     let job = submit(app, request, dialect.prompt())?;
     if stream {
-        return Ok(sse::respond(head, job.events, include_usage, app.server.ping_interval));
+        return sse::respond(head, job.events, include_usage, app.server.ping_interval).await;
     }
     collect(&head, job.events).await
 }

@@ -15,9 +15,24 @@ use super::reply::{Dialect, Head, broke_off, outcome, usage_json};
 use crate::engine::{Event, Events, Usage};
 
 /// A stream that answers with chunks of the events as they come.
-pub(super) fn respond(head: Head, events: Events, include_usage: bool, ping: Duration) -> Response {
+pub(super) async fn respond(
+    head: Head,
+    mut events: Events,
+    include_usage: bool,
+    ping: Duration,
+) -> Result<Response, ApiError> {
+    hold_back(&mut events, ping).await?;
     let chunks = Chunks { head, events, include_usage, begun: false, called: 0 };
-    respond_with(chunks, ping)
+    Ok(respond_with(chunks, ping))
+}
+
+/// Waits with the status line until there is something to say, so that what fails before has a status of its own, and a
+/// router may still ask another server; but no longer than `patience`, since silence looks like a dead socket.
+pub(super) async fn hold_back(events: &mut Events, patience: Duration) -> Result<(), ApiError> {
+    match tokio::time::timeout(patience, events.begun()).await {
+        Ok(Some(reason)) => outcome(reason).map(drop),
+        Ok(None) | Err(_) => Ok(()),
+    }
 }
 
 /// What makes the frames of an event stream.
