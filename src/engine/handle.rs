@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::mailbox::{Events, Sender, mailbox};
 use super::status::{Counters, Phase, QueueStatus, QueuedJob, RunningJob, State, Status};
-use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
+use super::{Account, Cause, Event, FinishReason, Model, Request, Stats, Usage};
 use crate::decode::Memory;
 
 /// Why a request was not accepted.
@@ -69,6 +69,7 @@ pub(super) struct Queued {
     pub(super) request: Request,
     pub(super) sender: Sender,
     pub(super) accepted: Instant,
+    pub(super) account: Option<Arc<Account>>,
 }
 
 pub(super) struct Running {
@@ -280,6 +281,14 @@ impl EngineHandle {
     /// # Errors
     /// [`SubmitError`]; nothing was queued then.
     pub fn submit(&self, request: Request) -> Result<Job, SubmitError> {
+        self.submit_for(request, None)
+    }
+
+    /// The same in somebody's name, whose account hears what was used.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::submit`].
+    pub fn submit_for(&self, request: Request, account: Option<Arc<Account>>) -> Result<Job, SubmitError> {
         let mut inner = self.shared.lock();
         if let Err(error) = check(&inner, &request, self.shared.capacity) {
             inner.counters.requests.rejected += 1;
@@ -289,7 +298,7 @@ impl EngineHandle {
         inner.next_ticket += 1;
         let id = request.id.clone();
         let (sender, events) = mailbox(&self.shared, ticket);
-        inner.queue.push_back(Queued { ticket, request, sender, accepted: Instant::now() });
+        inner.queue.push_back(Queued { ticket, request, sender, accepted: Instant::now(), account });
         drop(inner);
         self.shared.work.notify_all();
         Ok(Job { id, events })

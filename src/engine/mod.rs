@@ -6,6 +6,7 @@
 //! [`Engine::spawn`] starts the thread, which loads the model itself, since device handles need not be `Send`.
 //! Everyone else talks to it through [`EngineHandle`].
 
+mod account;
 mod event;
 mod handle;
 mod mailbox;
@@ -15,6 +16,7 @@ mod run;
 mod status;
 mod thread;
 
+pub use account::Account;
 pub use event::{Cause, Event, FinishReason, Stats, Usage};
 pub use handle::{EngineHandle, Job, SubmitError};
 pub use mailbox::Events;

@@ -107,7 +107,7 @@ impl ApiError {
         self
     }
 
-    fn retry_after(self, time: Duration) -> Self {
+    pub(super) fn retry_after(self, time: Duration) -> Self {
         self.header(header::RETRY_AFTER, HeaderValue::from(time.as_secs().max(1)))
     }
 
