@@ -43,10 +43,10 @@ pub enum SubmitError {
     /// There is nothing to continue.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
-    /// The prompt leaves no room for output.
+    /// The prompt leaves no room for output. LiteLLM's router knows the words "exceeds the available context size".
     #[error(
-        "the prompt has {n_prompt_tokens} tokens, but the context holds {n_ctx} (prompt and output together); \
-         shorten the prompt or raise `model.context_length`"
+        "the prompt has {n_prompt_tokens} tokens, which exceeds the available context size of {n_ctx} (prompt and output \
+         together); shorten the prompt or raise `model.context_length`"
     )]
     ContextTooLong {
         /// Tokens of the prompt.

@@ -13,6 +13,7 @@ use super::error::ApiError;
 use super::fields::{Fields, quoted, wrong};
 use super::generation::Asked;
 use super::reply::{Dialect, answer};
+use super::tokens::read_ids;
 use crate::engine::Model;
 use crate::text::Specials;
 
@@ -30,7 +31,7 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
     let generation = asked.of(model.kind, &app.sampling)?;
     let tokens = match prompt {
         Prompt::Tokens(ids) => {
-            let ids = check_ids(ids, model.tokenizer.vocab_size());
+            let ids = read_ids("prompt", ids, model.tokenizer.vocab_size());
             drop(turn);
             ids?
         }
@@ -117,17 +118,4 @@ impl Prompt {
             other => Err(wrong("prompt", &other, EXPECTED)),
         }
     }
-}
-
-fn check_ids(ids: Vec<Value>, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
-    let check = |(i, value): (usize, Value)| {
-        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.filter(|id| (*id as usize) < vocab_size).ok_or_else(|| {
-            let param = format!("prompt[{i}]");
-            let message =
-                format!("`{param}`: found {value}, expected a token id from 0 to {}", vocab_size - 1);
-            ApiError::field(param, message)
-        })
-    };
-    ids.into_iter().enumerate().map(check).collect()
 }

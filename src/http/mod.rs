@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `POST /v1/chat/completions` | a chat reply, whole or as server-sent events |
 //! | `POST /v1/completions` | the continuation of a text or of token ids |
+//! | `POST /tokenize`, `POST /detokenize` | texts or messages to token ids, and back |
 //! | `GET /v1/models`, `GET /v1/models/{id}` | the served model |
 //! | `GET /health` | the process lives |
 //! | `GET /ready` | it takes requests; 503 with the state until then |
@@ -33,6 +34,7 @@ mod router;
 mod server;
 mod sse;
 mod studio;
+mod tokens;
 mod turn;
 
 use std::sync::{Arc, PoisonError, RwLock};

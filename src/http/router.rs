@@ -11,13 +11,15 @@ use tower_http::compression::CompressionLayer;
 
 use super::error::ApiError;
 use super::fields::quoted;
-use super::{App, auth, chat, completions, cors, exchange, health, metrics, models, studio};
+use super::{App, auth, chat, completions, cors, exchange, health, metrics, models, studio, tokens};
 
 /// All routes of the public face.
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/chat/completions", posts(post(chat::complete)))
         .route("/v1/completions", posts(post(completions::complete)))
+        .route("/tokenize", posts(post(tokens::tokenize)))
+        .route("/detokenize", posts(post(tokens::detokenize)))
         .route("/v1/models", gets(get(models::list)))
         // Names of models may contain slashes.
         .route("/v1/models/{*name}", gets(get(models::one)))
