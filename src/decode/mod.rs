@@ -5,6 +5,7 @@
 
 pub mod block;
 pub mod diffusion;
+mod lost;
 mod philox;
 mod prompt;
 mod sample;
@@ -12,6 +13,7 @@ mod scan;
 
 pub use block::{BlockOptions, BlockSize, BlockStats, CausalBackend, ProposerStats};
 pub use diffusion::DiffusionBackend;
+pub use lost::is_lost;
 pub use sample::{Sampler, argmax};
 pub use scan::top_of;
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::handle::Shared;
+use super::shared::Shared;
 use super::{Event, FinishReason};
 
 /// Unread events from which on commits are joined.
@@ -44,12 +44,13 @@ impl Sender {
         }
         match (unread.events.back_mut(), event) {
             (
-                Some(Event::Commit { tokens, text, reasoning }),
-                Event::Commit { tokens: more, text: on, reasoning: thought },
+                Some(Event::Commit { tokens, text, reasoning, calls }),
+                Event::Commit { tokens: more, text: on, reasoning: thought, calls: called },
             ) if crowded => {
                 tokens.extend(more);
                 text.push_str(&on);
                 reasoning.push_str(&thought);
+                calls.extend(called);
             }
             (Some(last @ Event::Prefill { .. }), event @ Event::Prefill { .. }) => *last = event,
             (_, event) => unread.events.push_back(event),

@@ -6,9 +6,10 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::error::ApiError;
+use super::auth::account;
+use super::error::{ApiError, OUTAGE_RETRY};
 use super::generation::Generation;
-use super::{App, fingerprint, hex, random, sse, unix_time};
+use super::{App, calls, exchange, fingerprint, sse, unix_time};
 use crate::decode::ProposerStats;
 use crate::engine::{Cause, Event, Events, FinishReason, Job, Model, Request, Stats, SubmitError, Usage};
 use crate::text::Parts;
@@ -35,7 +36,7 @@ impl Dialect {
 /// What all parts of one answer have in common.
 pub(super) struct Head {
     pub(super) dialect: Dialect,
-    id: String,
+    pub(super) id: String,
     created: u64,
     model: String,
     fingerprint: String,
@@ -51,7 +52,7 @@ impl Head {
         };
         Ok(Self {
             dialect,
-            id: format!("{prefix}-{}", hex(&random::<12>()?)),
+            id: format!("{prefix}-{}", exchange::number()?),
             created: unix_time(),
             model: app.name.clone(),
             fingerprint: fingerprint(model),
@@ -77,13 +78,19 @@ impl Head {
         })
     }
 
-    fn whole(&self, Parts { content, reasoning }: Parts, reason: &str, usage: Usage, stats: &Stats) -> Value {
+    fn whole(&self, parts: Parts, reason: &str, usage: Usage, stats: &Stats) -> Value {
+        let Parts { content, reasoning, calls: called } = parts;
         let mut choice = json!({ "index": 0 });
         match self.dialect {
             Dialect::Chat => {
                 choice["message"] = json!({ "role": "assistant", "content": content, "refusal": null });
                 if !reasoning.is_empty() {
                     choice["message"]["reasoning_content"] = reasoning.into();
+                }
+                if !called.is_empty() {
+                    let content = &mut choice["message"]["content"];
+                    *content = Some(content.take()).filter(|content| content != "").into();
+                    choice["message"]["tool_calls"] = calls::whole(&self.id, 0, &called);
                 }
             }
             Dialect::Text => choice["text"] = content.into(),
@@ -142,6 +149,7 @@ pub(super) fn usage_json(usage: Usage) -> Value {
 pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
     match reason {
         FinishReason::Stop => Ok("stop"),
+        FinishReason::ToolCalls => Ok("tool_calls"),
         FinishReason::Length => Ok("length"),
         FinishReason::Cancelled(Cause::Operator | Cause::Listener) => {
             Err(ApiError::unavailable("the request was cancelled by the operator").code("cancelled"))
@@ -149,6 +157,11 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
         FinishReason::Cancelled(Cause::Shutdown) => {
             Err(ApiError::unavailable("the server shut down before the reply was complete").code("shutting_down"))
         }
+        FinishReason::Cancelled(Cause::Outage) => Err(ApiError::unavailable(
+            "the device was lost, and the engine is not back yet; try again in a while",
+        )
+        .code("engine_rebuilding")
+        .retry_after(OUTAGE_RETRY)),
         FinishReason::Cancelled(Cause::Deadline) => Err(ApiError::timeout(
             "the time for a request (`server.request_timeout_s`) was over before its first token; try again when the \
              server is less busy",
@@ -160,7 +173,8 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
 
 /// Puts a prompt into the queue.
 pub(super) fn submit(app: &App, request: Request, field: &'static str) -> Result<Job, ApiError> {
-    app.engine.submit(request).map_err(|error| match error {
+    tracing::debug!(id = request.id, prompt_tokens = request.prompt.len(), "submitted");
+    app.engine.submit_for(request, account()).map_err(|error| match error {
         SubmitError::EmptyPrompt | SubmitError::ContextTooLong { .. } => ApiError::from(error).param(field),
         error => error.into(),
     })
@@ -174,10 +188,10 @@ pub(super) async fn answer(
     prompt: Vec<u32>,
     generation: Generation,
 ) -> Result<Response, ApiError> {
-    let Generation { sampling, stop, stream, include_usage } = generation;
+    let Generation { sampling, stop, stream, include_usage, calls } = generation;
     let head = Head::new(dialect, app, model, sampling.seed)?;
     let channels = dialect == Dialect::Chat;
-    let request = Request { id: head.id.clone(), prompt, sampling, stop, channels, drafts: false };
+    let request = Request { id: head.id.clone(), prompt, sampling, stop, channels, drafts: false, calls };
     let job = submit(app, request, dialect.prompt())?;
     if stream {
         return sse::respond(head, job.events, include_usage, app.server.ping_interval).await;
@@ -190,9 +204,10 @@ async fn collect(head: &Head, mut events: Events) -> Result<Response, ApiError> 
     while let Some(event) = events.recv().await {
         match event {
             Event::Prefill { .. } | Event::Draft { .. } => {}
-            Event::Commit { text, reasoning, .. } => {
+            Event::Commit { text, reasoning, calls, .. } => {
                 reply.content.push_str(&text);
                 reply.reasoning.push_str(&reasoning);
+                reply.calls.extend(calls);
             }
             Event::Finish { reason, usage, stats } => {
                 let reason = outcome(reason)?;

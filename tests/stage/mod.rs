@@ -364,7 +364,10 @@ impl Stage {
     ) -> Self {
         let script = Arc::new(script);
         let backend = Scripted(Arc::clone(&script));
-        let engine = Engine::spawn(move |_| Ok(load(backend)), Options { queue_capacity }).unwrap().handle();
+        let engine =
+            Engine::spawn(move |_| Ok(load(backend)), Options { queue_capacity, ..Options::default() })
+                .unwrap()
+                .handle();
         let mut state = engine.watch();
         futures::executor::block_on(state.wait_for(|state| *state == State::Ready)).unwrap();
         Self { engine, script }
@@ -519,7 +522,7 @@ pub async fn listen(mut events: Events) -> Outcome {
     let seen = tokio::time::timeout(PATIENCE, all).await.expect("the job never finished");
     let (mut text, mut reasoning, mut tokens) = (String::new(), String::new(), Vec::new());
     for event in &seen {
-        if let Event::Commit { tokens: more, text: on, reasoning: thought } = event {
+        if let Event::Commit { tokens: more, text: on, reasoning: thought, .. } = event {
             tokens.extend(more);
             text.push_str(on);
             reasoning.push_str(thought);
