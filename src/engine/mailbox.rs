@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::handle::Shared;
+use super::shared::Shared;
 use super::{Event, FinishReason};
 
 /// Unread events from which on commits are joined.
@@ -44,13 +44,14 @@ impl Sender {
         }
         match (unread.events.back_mut(), event) {
             (
-                Some(Event::Commit { tokens, text, reasoning, logprobs }),
-                Event::Commit { tokens: more, text: on, reasoning: thought, logprobs: told },
+                Some(Event::Commit { tokens, text, reasoning, calls, logprobs }),
+                Event::Commit { tokens: more, text: on, reasoning: thought, calls: called, logprobs: told },
             ) if crowded => {
                 logprobs.extend(told);
                 tokens.extend(more);
                 text.push_str(&on);
                 reasoning.push_str(&thought);
+                calls.extend(called);
             }
             (Some(last @ Event::Prefill { .. }), event @ Event::Prefill { .. }) => *last = event,
             (_, event) => unread.events.push_back(event),

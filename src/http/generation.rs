@@ -13,6 +13,7 @@ use super::{App, bias, logprobs, random};
 use crate::config::SamplingConfig;
 use crate::decode::{Denoising, Sampling, choice_seed};
 use crate::engine::{Model, ModelKind, Request, Stop};
+use crate::text::calls::Calling;
 
 /// What a request says about how to generate and how to answer, whatever the model.
 pub(super) struct Asked {
@@ -52,6 +53,12 @@ pub(super) struct Generation {
     pub(super) stream: bool,
     /// Send a last chunk with token counts.
     pub(super) include_usage: bool,
+    /// What is to stand behind the reply, on a canvas.
+    pub(super) suffix: Vec<u32>,
+    /// Text before the reply that is part of the answer.
+    pub(super) echo: String,
+    /// How to find calls of tools in the reply.
+    pub(super) calls: Option<Calling>,
 }
 
 /// Fields that only a model that denoises can honour.
@@ -155,7 +162,17 @@ impl Asked {
             sampling.constraint = Some(constraint);
         }
         let Self { stop, logprobs, choices, stream, include_usage, .. } = self;
-        Ok(Generation { sampling, stop, logprobs, choices, stream, include_usage })
+        Ok(Generation {
+            sampling,
+            stop,
+            logprobs,
+            choices,
+            stream,
+            include_usage,
+            suffix: Vec::new(),
+            echo: String::new(),
+            calls: None,
+        })
     }
 
     fn causal(&self, defaults: &SamplingConfig) -> Result<Sampling, ApiError> {
@@ -220,10 +237,10 @@ impl Generation {
     /// The requests for all choices. They are the same but for their seeds, which follow from the request's, so that the
     /// same request gets the same choices. With `channels`, thoughts are told apart.
     pub(super) fn requests(self, id: &str, prompt: Vec<u32>, channels: bool) -> Vec<Request> {
-        let Self { sampling, stop, logprobs, choices, .. } = self;
+        let Self { sampling, stop, logprobs, choices, suffix, calls, .. } = self;
         let seed = sampling.seed;
         let id = id.to_owned();
-        let first = Request { id, prompt, sampling, stop, channels, logprobs, drafts: false };
+        let first = Request { id, prompt, suffix, sampling, stop, channels, drafts: false, calls, logprobs };
         let mut requests = vec![first; choices.max(1)];
         for (choice, request) in requests.iter_mut().enumerate() {
             request.sampling.seed = choice_seed(seed, choice);

@@ -7,10 +7,11 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::error::ApiError;
+use super::auth::account;
+use super::error::{ApiError, OUTAGE_RETRY};
 use super::generation::Generation;
 use super::logprobs::{Logged, Reached};
-use super::{App, fingerprint, hex, random, sse, unix_time};
+use super::{App, calls, exchange, fingerprint, sse, unix_time};
 use crate::decode::ProposerStats;
 use crate::engine::{Cause, Event, Events, FinishReason, Job, Model, Request, Stats, SubmitError, Usage};
 use crate::text::Parts;
@@ -37,12 +38,14 @@ impl Dialect {
 /// What all parts of one answer have in common.
 pub(super) struct Head {
     pub(super) dialect: Dialect,
-    id: String,
+    pub(super) id: String,
     created: u64,
     model: String,
     fingerprint: String,
     device: String,
     seed: u64,
+    /// Text before the reply that is part of the answer.
+    pub(super) echo: String,
 }
 
 impl Head {
@@ -53,12 +56,13 @@ impl Head {
         };
         Ok(Self {
             dialect,
-            id: format!("{prefix}-{}", hex(&random::<12>()?)),
+            id: format!("{prefix}-{}", exchange::number()?),
             created: unix_time(),
             model: app.name.clone(),
             fingerprint: fingerprint(model),
             device: model.device.clone(),
             seed,
+            echo: String::new(),
         })
     }
 
@@ -88,13 +92,8 @@ impl Head {
     }
 
     /// One whole reply.
-    fn choice(
-        &self,
-        index: usize,
-        Parts { content, reasoning }: Parts,
-        logprobs: Value,
-        reason: &str,
-    ) -> Value {
+    fn choice(&self, index: usize, parts: Parts, logprobs: Value, reason: &str) -> Value {
+        let Parts { content, reasoning, calls: called } = parts;
         let mut choice = json!({ "index": index });
         match self.dialect {
             Dialect::Chat => {
@@ -102,8 +101,13 @@ impl Head {
                 if !reasoning.is_empty() {
                     choice["message"]["reasoning_content"] = reasoning.into();
                 }
+                if !called.is_empty() {
+                    let content = &mut choice["message"]["content"];
+                    *content = Some(content.take()).filter(|content| content != "").into();
+                    choice["message"]["tool_calls"] = calls::whole(&self.id, index, &called);
+                }
             }
-            Dialect::Text => choice["text"] = content.into(),
+            Dialect::Text => choice["text"] = format!("{}{content}", self.echo).into(),
         }
         choice["logprobs"] = logprobs;
         choice["finish_reason"] = reason.into();
@@ -156,6 +160,7 @@ pub(super) fn usage_json(usage: Usage) -> Value {
 pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
     match reason {
         FinishReason::Stop => Ok("stop"),
+        FinishReason::ToolCalls => Ok("tool_calls"),
         FinishReason::Length => Ok("length"),
         FinishReason::Cancelled(Cause::Operator | Cause::Listener) => {
             Err(ApiError::unavailable("the request was cancelled by the operator").code("cancelled"))
@@ -163,6 +168,11 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
         FinishReason::Cancelled(Cause::Shutdown) => {
             Err(ApiError::unavailable("the server shut down before the reply was complete").code("shutting_down"))
         }
+        FinishReason::Cancelled(Cause::Outage) => Err(ApiError::unavailable(
+            "the device was lost, and the engine is not back yet; try again in a while",
+        )
+        .code("engine_rebuilding")
+        .retry_after(OUTAGE_RETRY)),
         FinishReason::Cancelled(Cause::Deadline) => Err(ApiError::timeout(
             "the time for a request (`server.request_timeout_s`) was over before its first token; try again when the \
              server is less busy",
@@ -174,7 +184,8 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
 
 /// Puts a prompt into the queue.
 pub(super) fn submit(app: &App, request: Request, field: &'static str) -> Result<Job, ApiError> {
-    app.engine.submit(request).map_err(|error| refusal(error, field))
+    tracing::debug!(id = request.id, prompt_tokens = request.prompt.len(), "submitted");
+    app.engine.submit_for(request, account()).map_err(|error| refusal(error, field))
 }
 
 /// Why a prompt, which `field` holds, was not taken.
@@ -193,11 +204,16 @@ pub(super) async fn answer(
     prompt: Vec<u32>,
     generation: Generation,
 ) -> Result<Response, ApiError> {
-    let head = Head::new(dialect, app, model, generation.sampling.seed)?;
+    let mut generation = generation;
+    let echo = std::mem::take(&mut generation.echo);
+    let head = Head { echo, ..Head::new(dialect, app, model, generation.sampling.seed)? };
     let (stream, include_usage) = (generation.stream, generation.include_usage);
     let logged = generation.logprobs.map(|_| Logged::new(dialect, Arc::clone(model)));
     let requests = generation.requests(&head.id, prompt, dialect == Dialect::Chat);
-    let jobs = app.engine.submit_all(requests).map_err(|error| refusal(error, dialect.prompt()))?;
+    let prompt_tokens = requests.first().map(|request| request.prompt.len());
+    tracing::debug!(id = head.id, prompt_tokens, choices = requests.len(), "submitted");
+    let jobs = app.engine.submit_all(requests, account().as_ref());
+    let jobs = jobs.map_err(|error| refusal(error, dialect.prompt()))?;
     let choices = jobs.into_iter().map(|job| job.events).collect();
     if stream {
         return sse::respond(head, choices, logged, include_usage, app.server.ping_interval).await;
@@ -219,7 +235,8 @@ async fn collect(
         let (reason, usage, stats) = loop {
             match events.recv().await {
                 Some(Event::Prefill { .. } | Event::Draft { .. }) => {}
-                Some(Event::Commit { text, reasoning, logprobs, .. }) => {
+                Some(Event::Commit { text, reasoning, calls, logprobs, .. }) => {
+                    reply.calls.extend(calls);
                     reply.content.push_str(&text);
                     reply.reasoning.push_str(&reasoning);
                     tokens.extend(logprobs);

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use futures::stream;
 use serde_json::{Value, json};
 
+use super::calls;
 use super::error::ApiError;
 use super::logprobs::{Logged, Reached};
 use super::reply::{Dialect, Head, broke_off, outcome, usage_json};
@@ -81,8 +82,10 @@ struct Chunks {
 #[derive(Default)]
 struct Choice {
     index: usize,
-    /// Whether its first chunk, which names the role, was sent.
+    /// Whether its first chunk, which names the role or repeats the prompt, was sent.
     begun: bool,
+    /// Calls of tools that were sent.
+    called: usize,
     /// How far its text is.
     reached: Reached,
 }
@@ -95,8 +98,9 @@ impl Frames for Chunks {
             };
             match events.recv().await {
                 Some(Event::Prefill { .. } | Event::Draft { .. }) => {}
-                Some(Event::Commit { text, reasoning, .. }) if text.is_empty() && reasoning.is_empty() => {}
-                Some(Event::Commit { text, reasoning, logprobs, .. }) => {
+                Some(Event::Commit { text, reasoning, calls, .. })
+                    if text.is_empty() && reasoning.is_empty() && calls.is_empty() => {}
+                Some(Event::Commit { text, reasoning, calls, logprobs, .. }) => {
                     let mut frames = self.begin();
                     if !reasoning.is_empty() {
                         frames.push_str(&self.delta("reasoning_content", &reasoning, Value::Null));
@@ -107,6 +111,13 @@ impl Frames for Chunks {
                             self.logged.as_ref().map(|logged| logged.show(&logprobs, &text, reached));
                         self.choice.reached.add(&text);
                         frames.push_str(&self.delta("content", &text, logprobs.unwrap_or_default()));
+                    }
+                    for call in calls {
+                        let Choice { index, called, .. } = self.choice;
+                        for delta in calls::deltas(&self.head.id, index, called, &call) {
+                            frames.push_str(&self.chunk(delta, Value::Null, Value::Null));
+                        }
+                        self.choice.called += 1;
                     }
                     return (frames, false);
                 }
@@ -128,10 +139,15 @@ impl Frames for Chunks {
 
 impl Chunks {
     fn begin(&mut self) -> String {
-        if std::mem::replace(&mut self.choice.begun, true) || self.head.dialect == Dialect::Text {
+        if std::mem::replace(&mut self.choice.begun, true) {
             return String::new();
         }
-        self.chunk(json!({ "role": "assistant", "content": "" }), Value::Null, Value::Null)
+        let first = match self.head.dialect {
+            Dialect::Chat => json!({ "role": "assistant", "content": "" }),
+            Dialect::Text if self.head.echo.is_empty() => return String::new(),
+            Dialect::Text => self.head.echo.as_str().into(),
+        };
+        self.chunk(first, Value::Null, Value::Null)
     }
 
     fn delta(&self, member: &str, text: &str, logprobs: Value) -> String {

@@ -21,6 +21,8 @@ pub struct Assembler {
     stopped: Option<usize>,
     /// Bytes of all text so far, what is held back included.
     assembled: usize,
+    /// Bytes that were taken.
+    taken: usize,
 }
 
 impl Assembler {
@@ -35,12 +37,16 @@ impl Assembler {
             strip_space,
             stopped: None,
             assembled: 0,
+            taken: 0,
         }
     }
 
     /// Takes the bytes of the next token and appends the text they release to `out`. Returns which stop string
     /// (index into `stops`) has ended the reply; everything after it is ignored.
     pub fn push(&mut self, piece: &[u8], out: &mut String) -> Option<usize> {
+        if self.stopped.is_none() {
+            self.taken += piece.len();
+        }
         if self.partial.is_empty() {
             self.take(piece, out);
         } else {
@@ -63,10 +69,9 @@ impl Assembler {
         self.stopped
     }
 
-    /// Bytes of text so far, what is held back or was cut off included, and of a character that is not complete yet. A
-    /// push that changes neither has added nothing.
+    /// Bytes of text so far, what is held back or was cut off included, and bytes of all pieces that it was made of.
     pub fn place(&self) -> (usize, usize) {
-        (self.assembled, self.partial.len())
+        (self.assembled, self.taken)
     }
 
     /// Splits bytes into text, what can never be text, and an incomplete character at the end.
@@ -237,7 +242,7 @@ mod tests {
             assembler.push(piece, &mut out);
             assembler.place()
         });
-        assert_eq!(places, [(0, 0), (4, 0), (4, 2), (8, 0), (8, 0), (12, 0), (12, 0)]);
+        assert_eq!(places, [(0, 0), (4, 4), (4, 6), (8, 8), (8, 8), (12, 12), (12, 12)]);
         assert_eq!(out, "a ST👍");
     }
 
