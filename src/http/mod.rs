@@ -26,6 +26,7 @@ mod exchange;
 mod fields;
 mod generation;
 mod health;
+mod infill;
 mod messages;
 mod metrics;
 mod models;
