@@ -23,6 +23,7 @@ mod connection;
 mod cors;
 mod error;
 mod fields;
+mod forced;
 mod generation;
 mod health;
 mod messages;
@@ -34,6 +35,7 @@ mod server;
 mod sse;
 mod studio;
 mod tokens;
+mod tools;
 mod turn;
 
 use std::sync::Arc;

@@ -357,7 +357,12 @@ impl Stage {
         Self::with(script, queue_capacity, thinker)
     }
 
-    fn with(
+    /// An engine over a model with this template and these control tokens.
+    pub fn speaking(script: Script, template: String, control: &'static [&'static str]) -> Self {
+        Self::with(script, 4, move |backend| speaker(backend, &template, control))
+    }
+
+    pub fn with(
         script: Script,
         queue_capacity: usize,
         load: impl FnOnce(Scripted) -> Loaded + Send + 'static,
@@ -398,8 +403,13 @@ pub fn loaded(backend: impl Backend + 'static, template: Option<&str>) -> Loaded
 
 /// A model that can think around a script; one that denoises if the script does.
 fn thinker(backend: Scripted) -> Loaded {
-    let tokenizer = tokenizer_with(&["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"]);
-    let template = Some(ChatTemplate::new(THINKING_TEMPLATE, &tokenizer).unwrap());
+    speaker(backend, THINKING_TEMPLATE, &["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"])
+}
+
+/// A model with this template and these control tokens behind those of [`tokenizer`].
+pub fn speaker(backend: Scripted, template: &str, control: &[&str]) -> Loaded {
+    let tokenizer = tokenizer_with(control);
+    let template = Some(ChatTemplate::new(template, &tokenizer).unwrap());
     let kind = match backend.0.denoises {
         true => ModelKind::BlockDiffusion { canvas: CANVAS, max_steps: 48 },
         false => ModelKind::Causal,
@@ -442,6 +452,13 @@ impl Server {
     pub async fn thinking(script: Script, toml: &str) -> Self {
         let stage = tokio::task::spawn_blocking(move || Stage::thinking(script, 4)).await.unwrap();
         Self::over(stage, &config(toml)).await
+    }
+
+    /// Serves `script` as a model with this template and these control tokens.
+    pub async fn speaking(script: Script, template: &str, control: &'static [&'static str]) -> Self {
+        let template = template.to_owned();
+        let stage = tokio::task::spawn_blocking(move || Stage::speaking(script, template, control));
+        Self::over(stage.await.unwrap(), &config("")).await
     }
 
     /// Serves an engine that is there already.
