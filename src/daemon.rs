@@ -5,6 +5,7 @@
 //! by the operator: new requests are refused, accepted ones finish within the configured grace, then the sockets
 //! close. A second signal ends everything at once.
 
+mod journal;
 mod logging;
 mod supervisor;
 
@@ -130,7 +131,7 @@ async fn serve(
     let socket = bind_admin(&config, &policy).await?;
 
     let (send_board, board_for_engine) = mpsc::channel::<Arc<Board>>();
-    let options = Options { queue_capacity: config.server.queue_capacity };
+    let options = Options { queue_capacity: config.server.queue_capacity, ..Options::default() };
     let engine = Engine::spawn(
         move |progress| {
             let board = board_for_engine.recv()?;
@@ -140,12 +141,9 @@ async fn serve(
     )
     .map_err(system("start the engine's thread"))?;
     let handle = engine.handle();
-    let shown = serde_json::to_value(&config).unwrap_or_default();
-    let board = Arc::new(Board::new(handle.clone(), shown, Sampler::new()));
+    let board = Arc::new(Board::new(handle.clone(), admin::shown(&config), Sampler::new()));
     board.pin_address(format!("http://{address}"));
-    if let Some(why) = &config.studio.ignored {
-        board.warn(why);
-    }
+    config.warnings.iter().for_each(|warning| board.warn(warning));
     // The thread waits for it, so there is a receiver.
     let _sent = send_board.send(Arc::clone(&board));
     tracing::info!(%address, admin = %socket.path().display(), "listening; loading the model");
@@ -225,6 +223,7 @@ async fn attend(handle: &EngineHandle, signals: &mut Signals, grace: Duration) -
             State::Stopped => return Ok(Ended::Joinable),
             // A daemon that fails after it was ready stays, so that the operator can look at it; systemd's watchdog
             // restarts it where there is one.
+            State::Hung { .. } => {}
             State::Failed { .. } if was_ready => {}
             State::Failed { error } => return Err(DaemonError::Load(error)),
         }

@@ -76,6 +76,8 @@ pub enum Cause {
     Shutdown,
     /// Its time was over before its first token.
     Deadline,
+    /// It waited, and the engine cannot be rebuilt, or not soon.
+    Outage,
 }
 
 /// Token counts of a job.

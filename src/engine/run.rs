@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::handle::{Queued, Shared};
+use super::fault::Fault;
+use super::loader::chain;
+use super::shared::{Queued, Shared};
 use super::status::Phase;
-use super::thread::chain;
 use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
-use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Wanted};
-use crate::text::{Parts, ReplyText, Tokenizer};
+use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Texts, Wanted};
+use crate::text::{Parts, ReplyText, TokenKind, Tokenizer};
 
 /// Which draft comes next.
 #[derive(Clone, Copy)]
@@ -17,20 +18,21 @@ struct Place {
     step: usize,
 }
 
-/// Runs the job and sends its events, [`Event::Finish`] included.
+/// Runs the job and sends its events, [`Event::Finish`] included. What went wrong if the engine has to be rebuilt.
 pub(super) fn run(
     shared: &Shared,
     backend: &mut dyn Backend,
     model: &Model,
     queued: &Queued,
     cancel: &AtomicBool,
-) {
+) -> Option<String> {
     let mut clock = Clock::start(queued.accepted);
     let mut reply = Reply::new(model, &queued.request);
     let mut cached_tokens = 0;
     let mut denoising = Denoised::default();
     let mut blocks = None;
     let mut draft = Place { canvas: 0, step: 0 };
+    let mut fault = None;
     let interrupted = || {
         if queued.sender.abandoned() {
             Some(FinishReason::Cancelled(Cause::Listener))
@@ -44,8 +46,19 @@ pub(super) fn run(
             None
         }
     };
-    let reason = match backend.start(&queued.request.prompt, &queued.request.sampling) {
-        Err(error) => FinishReason::Error(chain(&*error)),
+    let Request { prompt, suffix, sampling, .. } = &queued.request;
+    let started = match suffix.is_empty() {
+        true => backend.start(prompt, sampling),
+        false => {
+            let plain = prompt.iter().rev().take_while(|&&id| is_plain(&model.tokenizer, id)).count();
+            backend.infill(Texts { prompt, plain, suffix }, sampling)
+        }
+    };
+    let reason = match started {
+        Err(error) => {
+            fault = Fault::of(&error);
+            FinishReason::Error(chain(&*error))
+        }
         Ok(mut generation) => {
             generation.want(reply.wanted(queued.request.drafts));
             let reason = loop {
@@ -59,9 +72,12 @@ pub(super) fn run(
                     Some(reason) => break reason,
                     None => {}
                 }
-                let step = match generation.step() {
+                let step = match shared.watched(|| generation.step()) {
                     Ok(step) => step,
-                    Err(error) => break FinishReason::Error(chain(&*error)),
+                    Err(error) => {
+                        fault = Fault::of(&error);
+                        break FinishReason::Error(chain(&*error));
+                    }
                 };
                 cached_tokens = generation.cached_tokens();
                 denoising.look(&*generation, matches!(step, Step::Commit(_)));
@@ -100,6 +116,9 @@ pub(super) fn run(
                         if let Some(reason) = ended {
                             break reason;
                         }
+                        if generation.complete() {
+                            break FinishReason::Stop;
+                        }
                     }
                 }
             };
@@ -107,8 +126,18 @@ pub(super) fn run(
             reason
         }
     };
+    let broken = match (fault, &reason) {
+        // Whoever noticed it has told the listener.
+        (Some(Fault::Overdue), FinishReason::Error(error)) => return Some(error.clone()),
+        // The state first: who hears of the error must not find the engine ready.
+        (Some(fault), FinishReason::Error(error)) => {
+            shared.fault(fault, error);
+            Some(error.clone())
+        }
+        _ => None,
+    };
     let usage = Usage {
-        prompt_tokens: queued.request.prompt.len(),
+        prompt_tokens: prompt.len() + suffix.len(),
         completion_tokens: reply.completion_tokens,
         cached_tokens,
         reasoning_tokens: reply.text.reasoning_tokens(),
@@ -120,13 +149,24 @@ pub(super) fn run(
         queued.sender.send(Event::Commit { tokens: Vec::new(), text, reasoning, calls });
     }
     let (stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
-    log(&queued.request.id, &reason, usage, &stats);
+    let key = queued.account.as_ref().and_then(|account| account.name());
+    log(&queued.request.id, key, &reason, usage, &stats);
+    if let Some(account) = &queued.account {
+        account.add(usage);
+    }
     // The slot is free before the listener knows, so that its next request does not find it taken.
     shared.finished(&reason, usage, &stats, decode_s);
     queued.sender.send(Event::Finish { reason, usage, stats });
+    broken
 }
 
-fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
+/// Whether a token is text, and not structure.
+fn is_plain(tokenizer: &Tokenizer, id: u32) -> bool {
+    let channel = tokenizer.channel().is_some_and(|channel| [channel.open, channel.close].contains(&id));
+    !channel && tokenizer.kind(id) != Some(TokenKind::Control)
+}
+
+fn log(id: &str, key: Option<&str>, reason: &FinishReason, usage: Usage, stats: &Stats) {
     let reason = match reason {
         FinishReason::Stop => "stop",
         FinishReason::ToolCalls => "tool_calls",
@@ -140,6 +180,7 @@ fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
     };
     tracing::info!(
         id,
+        key,
         reason,
         prompt_tokens = usage.prompt_tokens,
         cached_tokens = usage.cached_tokens,

@@ -6,7 +6,7 @@ Python in use:
     python3 -m unittest discover -s tests/studio
 
 environment:
-    AXE_STUDIO_DAEMON    the daemon to start (target/release/axed, else target/debug/axed)
+    AXE_TEST_DAEMON      the daemon to start (target/release/axed, else target/debug/axed)
     AXE_STUDIO_CHROMIUM  the browser (/usr/bin/chromium)
 """
 
@@ -16,18 +16,16 @@ import os
 import pathlib
 import re
 import shutil
-import socket
-import subprocess
+import sys
 import tempfile
 import time
 import unittest
-import urllib.error
-import urllib.request
 
 from playwright.sync_api import expect, sync_playwright
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-MODEL = ROOT / "tests/fixtures/tiny-diffusion"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts/lib"))
+from daemon import Daemon  # noqa: E402 (the path comes first)
+
 MONTHS = "January, February, March, April, May, June, July, August, September, October, November, December."
 #: Milliseconds for anything to show.
 PATIENCE = 20_000
@@ -47,73 +45,9 @@ WATCH_DRAFTS = """() => {
 MARKUP = '<script>window.owned = 1</script><img src="x" onerror="window.owned = 2">'
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def program():
-    named = os.environ.get("AXE_STUDIO_DAEMON")
-    choices = [pathlib.Path(named)] if named else [ROOT / "target" / kind / "axed" for kind in ("release", "debug")]
-    for choice in choices:
-        if choice.is_file():
-            return choice
-    raise AssertionError(f"there is no daemon to test; build one: {', '.join(map(str, choices))}")
-
-
 def chromium():
     """How Playwright is to launch the browser; root, as in containers, has no sandbox."""
     return {"executable_path": os.environ.get("AXE_STUDIO_CHROMIUM", "/usr/bin/chromium"), "args": ["--no-sandbox"]}
-
-
-class Daemon:
-    """A daemon with the miniature on a port of its own."""
-
-    def __init__(self, folder, name, **more):
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = folder / f"{name}.log"
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("AXE_", "NVIDIA_"))}
-        environment |= {"AXE_DEVICE_CACHE_DIR": os.environ.get("AXE_DEVICE_CACHE_DIR", str(ROOT / ".axe/cache"))} | more
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                [program(), "--model", MODEL, "--port", str(self.port), "--admin-socket", folder / f"{name}.sock"],
-                # A folder without a daemon.toml.
-                cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )
-
-    def get(self, path):
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
-            return answer.read().decode()
-
-    def wait(self):
-        """Until it takes requests. The kernels of a new build are compiled first."""
-        end = time.monotonic() + 300
-        while time.monotonic() < end:
-            if self.process.poll() is not None:
-                break
-            try:
-                self.get("/ready")
-                return
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.1)
-        raise AssertionError(f"the daemon did not get ready:\n{self.log.read_text()[-3000:]}")
-
-    def figure(self, name):
-        """A figure of /metrics by its full name."""
-        for line in self.get("/metrics").splitlines():
-            if line.startswith(name + " "):
-                return float(line.rsplit(" ", 1)[1])
-        raise AssertionError(f"/metrics has no {name}")
-
-    def stop(self):
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
 
 def setUpModule():
