@@ -22,7 +22,7 @@ impl ChatTemplate {
         let mut adapted = self.adapt_calls(adapted);
         if !tools.is_empty() && !self.abilities.tools {
             let own = adapted.iter().take_while(|message| ["system", "developer"].contains(&role(message)));
-            let (place, text) = (own.count(), calls::declared(self.syntax(), tools));
+            let (place, text) = (own.count(), calls::declared(self.syntax(), tools, !self.abilities.results));
             adapted.insert(place, json!({"role": "system", "content": text}));
         }
         let systems = adapted.iter().filter(|message| role(message) == "system").count();
