@@ -27,6 +27,8 @@ struct Facts {
     model: Option<Model>,
     profile: Profile,
     warnings: Vec<String>,
+    /// Those of the present model.
+    model_warnings: Vec<String>,
 }
 
 impl Board {
@@ -41,8 +43,18 @@ impl Board {
         self.facts().listen = Some(listen.into());
     }
 
+    /// Pins up a device if none is.
+    pub fn pin_first_device(&self, device: &Device) {
+        if self.facts().device.is_none() {
+            self.pin_device(device.clone());
+        }
+    }
+
     /// Pins up the device in use, and warns, here and in the log, of what is known to go wrong with it.
     pub fn pin_device(&self, device: Device) {
+        if self.facts().device.as_ref() == Some(&device) {
+            return;
+        }
         let warnings = {
             let mut sampler = lock(&self.sampler);
             if let Some(pci) = &device.pci {
@@ -59,6 +71,11 @@ impl Board {
     /// Pins up the model that is loaded.
     pub fn pin_model(&self, model: Model) {
         self.facts().model = Some(model);
+    }
+
+    /// Pins up what there is to warn of about the present model, instead of what there was about the one before.
+    pub fn pin_warnings(&self, warnings: Vec<String>) {
+        self.facts().model_warnings = warnings;
     }
 
     /// Pins up the kernels' times, which only the engine's thread can read.
@@ -117,7 +134,7 @@ impl Board {
                 prefill_s: counters.prefill_s,
                 decode_s: counters.decode_s,
             },
-            warnings: facts.warnings.clone(),
+            warnings: facts.warnings.iter().chain(&facts.model_warnings).cloned().collect(),
         }
     }
 
