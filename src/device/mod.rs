@@ -7,6 +7,7 @@ mod cache;
 mod context;
 mod discover;
 mod error;
+mod fault;
 mod handle;
 mod launch;
 mod matrix_unit;

@@ -20,7 +20,9 @@ mod chat;
 mod completions;
 mod connection;
 mod cors;
+mod door;
 mod error;
+mod face;
 mod fields;
 mod generation;
 mod health;
@@ -44,10 +46,11 @@ use crate::config::{Config, SamplingConfig, ServerConfig};
 use crate::engine::{EngineHandle, Model};
 use studio::Remote;
 
+pub use face::Face;
 pub use router::router;
 pub use server::serve;
 
-/// What the handlers share.
+/// What the handlers of a request share; a reload makes another, see [`Face`].
 pub struct App {
     engine: EngineHandle,
     server: ServerConfig,
@@ -58,7 +61,7 @@ pub struct App {
     aliases: Vec<String>,
     /// Unix time of the start, the models' `created`.
     started: u64,
-    turns: turn::Turns,
+    turns: Arc<turn::Turns>,
     /// The other server that the studio may talk to.
     remote: Option<Remote>,
 }
@@ -74,7 +77,21 @@ impl App {
             name: config.model.name(),
             aliases: config.model.aliases.clone(),
             started: unix_time(),
-            turns: turn::Turns::new(),
+            turns: Arc::new(turn::Turns::new()),
+            remote: config.studio.remote.clone().map(Remote::new),
+        })
+    }
+
+    /// The same face as another configuration wants it.
+    fn changed(&self, config: &Config) -> Arc<Self> {
+        Arc::new(Self {
+            engine: self.engine.clone(),
+            server: config.server.clone(),
+            sampling: config.sampling.clone(),
+            name: config.model.name(),
+            aliases: config.model.aliases.clone(),
+            started: self.started,
+            turns: Arc::clone(&self.turns),
             remote: config.studio.remote.clone().map(Remote::new),
         })
     }
