@@ -95,7 +95,7 @@ pub(super) fn run(
                         clock.passed();
                         draft = Place { canvas: draft.canvas + 1, step: 0 };
                         let before = reply.completion_tokens;
-                        let (Parts { content: text, reasoning }, ended) = reply.take(&tokens);
+                        let (Parts { content: text, reasoning, calls }, ended) = reply.take(&tokens);
                         let kept = reply.completion_tokens - before;
                         clock.committed(kept);
                         shared.show(|job| {
@@ -104,7 +104,7 @@ pub(super) fn run(
                             job.committed = reply.completion_tokens;
                         });
                         let tokens = tokens.into_iter().take(kept).collect();
-                        queued.sender.send(Event::Commit { tokens, text, reasoning });
+                        queued.sender.send(Event::Commit { tokens, text, reasoning, calls });
                         if let Some(reason) = ended {
                             break reason;
                         }
@@ -134,8 +134,8 @@ pub(super) fn run(
     // A reply that was cut from outside still gets what was held back for a stop string; a stopped or full one has it.
     let rest = if matches!(reason, FinishReason::Error(_)) { Parts::default() } else { reply.flush() };
     if !rest.is_empty() {
-        let Parts { content: text, reasoning } = rest;
-        queued.sender.send(Event::Commit { tokens: Vec::new(), text, reasoning });
+        let Parts { content: text, reasoning, calls } = rest;
+        queued.sender.send(Event::Commit { tokens: Vec::new(), text, reasoning, calls });
     }
     let (stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
     log(&queued.request.id, &reason, usage, &stats);
@@ -148,6 +148,7 @@ pub(super) fn run(
 fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
     let reason = match reason {
         FinishReason::Stop => "stop",
+        FinishReason::ToolCalls => "tool_calls",
         FinishReason::Length => "length",
         FinishReason::Cancelled(Cause::Deadline) => "out of time",
         FinishReason::Cancelled(_) => "cancelled",
@@ -189,13 +190,16 @@ impl<'a> Reply<'a> {
         let left = model.context_length.saturating_sub(request.prompt.len());
         let tokenizer = &model.tokenizer;
         let channel = tokenizer.channel().filter(|_| request.channels);
+        let calls = request.calls.as_ref();
+        let begun = request.prompt.len().saturating_sub(calls.map_or(0, |calls| calls.begun));
+        let (prompt, begun) = request.prompt.split_at(begun);
+        let piece = |id| tokenizer.piece(id);
         Self {
             tokenizer,
-            text: ReplyText::new(channel, &request.stop.strings).following(
-                &request.prompt,
-                tokenizer.eos_ids(),
-                |id| tokenizer.piece(id),
-            ),
+            text: ReplyText::new(channel, &request.stop.strings)
+                .calling(calls, tokenizer)
+                .following(prompt, tokenizer.eos_ids(), piece)
+                .begun(begun, piece),
             ignore_eos: request.stop.ignore_eos,
             most: request.stop.max_tokens.min(left),
             completion_tokens: 0,
@@ -216,10 +220,10 @@ impl<'a> Reply<'a> {
             if !self.ignore_eos && self.tokenizer.eos_ids().contains(token) {
                 // What was held back because it could have become a stop string is part of the reply.
                 self.text.flush(&mut parts);
-                return (parts, Some(FinishReason::Stop));
+                return (parts, Some(self.stopped()));
             }
             if self.text.push(*token, self.tokenizer.piece(*token), &mut parts) {
-                return (parts, Some(FinishReason::Stop));
+                return (parts, Some(self.stopped()));
             }
             if self.completion_tokens >= self.most {
                 self.text.flush(&mut parts);
@@ -227,6 +231,15 @@ impl<'a> Reply<'a> {
             }
         }
         (parts, None)
+    }
+
+    /// What it means that the model, or a stop string, has ended the reply.
+    fn stopped(&self) -> FinishReason {
+        match self.text.calls() {
+            _ if self.text.broke_off() => FinishReason::Length,
+            0 => FinishReason::Stop,
+            _ => FinishReason::ToolCalls,
+        }
     }
 
     /// Ends the reply from outside: the text that was held back.

@@ -231,7 +231,7 @@ impl Counters {
     pub(super) fn count(&mut self, reason: &FinishReason) {
         let requests = &mut self.requests;
         match reason {
-            FinishReason::Stop => requests.stop += 1,
+            FinishReason::Stop | FinishReason::ToolCalls => requests.stop += 1,
             FinishReason::Length => requests.length += 1,
             FinishReason::Cancelled(Cause::Deadline | Cause::Outage) | FinishReason::Error(_) => {
                 requests.error += 1;

@@ -16,6 +16,7 @@
 
 mod auth;
 mod body;
+mod calls;
 mod chat;
 mod completions;
 mod connection;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::error::{ApiError, OUTAGE_RETRY};
 use super::generation::Generation;
-use super::{App, fingerprint, hex, random, sse, unix_time};
+use super::{App, calls, fingerprint, hex, random, sse, unix_time};
 use crate::decode::ProposerStats;
 use crate::engine::{Cause, Event, Events, FinishReason, Job, Model, Request, Stats, SubmitError, Usage};
 use crate::text::Parts;
@@ -35,7 +35,7 @@ impl Dialect {
 /// What all parts of one answer have in common.
 pub(super) struct Head {
     pub(super) dialect: Dialect,
-    id: String,
+    pub(super) id: String,
     created: u64,
     model: String,
     fingerprint: String,
@@ -77,13 +77,19 @@ impl Head {
         })
     }
 
-    fn whole(&self, Parts { content, reasoning }: Parts, reason: &str, usage: Usage, stats: &Stats) -> Value {
+    fn whole(&self, parts: Parts, reason: &str, usage: Usage, stats: &Stats) -> Value {
+        let Parts { content, reasoning, calls: called } = parts;
         let mut choice = json!({ "index": 0 });
         match self.dialect {
             Dialect::Chat => {
                 choice["message"] = json!({ "role": "assistant", "content": content, "refusal": null });
                 if !reasoning.is_empty() {
                     choice["message"]["reasoning_content"] = reasoning.into();
+                }
+                if !called.is_empty() {
+                    let content = &mut choice["message"]["content"];
+                    *content = Some(content.take()).filter(|content| content != "").into();
+                    choice["message"]["tool_calls"] = calls::whole(&self.id, 0, &called);
                 }
             }
             Dialect::Text => choice["text"] = content.into(),
@@ -142,6 +148,7 @@ pub(super) fn usage_json(usage: Usage) -> Value {
 pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
     match reason {
         FinishReason::Stop => Ok("stop"),
+        FinishReason::ToolCalls => Ok("tool_calls"),
         FinishReason::Length => Ok("length"),
         FinishReason::Cancelled(Cause::Operator | Cause::Listener) => {
             Err(ApiError::unavailable("the request was cancelled by the operator").code("cancelled"))
@@ -179,13 +186,13 @@ pub(super) async fn answer(
     prompt: Vec<u32>,
     generation: Generation,
 ) -> Result<Response, ApiError> {
-    let Generation { sampling, stop, stream, include_usage } = generation;
+    let Generation { sampling, stop, stream, include_usage, calls } = generation;
     let head = Head::new(dialect, app, model, sampling.seed)?;
     let channels = dialect == Dialect::Chat;
-    let request = Request { id: head.id.clone(), prompt, sampling, stop, channels, drafts: false };
+    let request = Request { id: head.id.clone(), prompt, sampling, stop, channels, drafts: false, calls };
     let job = submit(app, request, dialect.prompt())?;
     if stream {
-        return Ok(sse::respond(head, job.events, include_usage, app.server.ping_interval));
+        return sse::respond(head, job.events, include_usage, app.server.ping_interval).await;
     }
     collect(&head, job.events).await
 }
@@ -195,9 +202,10 @@ async fn collect(head: &Head, mut events: Events) -> Result<Response, ApiError> 
     while let Some(event) = events.recv().await {
         match event {
             Event::Prefill { .. } | Event::Draft { .. } => {}
-            Event::Commit { text, reasoning, .. } => {
+            Event::Commit { text, reasoning, calls, .. } => {
                 reply.content.push_str(&text);
                 reply.reasoning.push_str(&reasoning);
+                reply.calls.extend(calls);
             }
             Event::Finish { reason, usage, stats } => {
                 let reason = outcome(reason)?;

@@ -7,6 +7,7 @@
 
 mod assemble;
 mod bpe;
+pub mod calls;
 mod error;
 mod gemma;
 mod index;

@@ -229,6 +229,12 @@ impl Tokenizer {
         self.add_eos && self.eos.is_some()
     }
 
+    /// The special or user-defined token with exactly this text.
+    pub fn special(&self, text: &str) -> Option<u32> {
+        let found = [self.control.as_ref(), &self.user_defined].map(|tokens| tokens.find(text, 0));
+        found.into_iter().flatten().map(|(_, id)| id).find(|&id| self.text(id) == text.as_bytes())
+    }
+
     /// What finds control tokens, for those that must break their texts.
     pub(super) fn control(&self) -> &Arc<Matcher> {
         &self.control

@@ -93,6 +93,7 @@ impl Daemon {
             stop: Stop { max_tokens: 5, ..Stop::default() },
             channels: true,
             drafts: false,
+            calls: None,
         };
         self.engine.submit(request).unwrap()
     }

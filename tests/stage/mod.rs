@@ -522,7 +522,7 @@ pub async fn listen(mut events: Events) -> Outcome {
     let seen = tokio::time::timeout(PATIENCE, all).await.expect("the job never finished");
     let (mut text, mut reasoning, mut tokens) = (String::new(), String::new(), Vec::new());
     for event in &seen {
-        if let Event::Commit { tokens: more, text: on, reasoning: thought } = event {
+        if let Event::Commit { tokens: more, text: on, reasoning: thought, .. } = event {
             tokens.extend(more);
             text.push_str(on);
             reasoning.push_str(thought);

@@ -70,7 +70,7 @@ impl Session {
                 match event {
                     Event::Prefill { .. } => {}
                     Event::Draft { tokens, .. } => screen.draft(&model, &tokens)?,
-                    Event::Commit { tokens, text: said, reasoning: thought } => {
+                    Event::Commit { tokens, text: said, reasoning: thought, .. } => {
                         screen.commit(&said, &thought)?;
                         ids.extend(tokens);
                         text.push_str(&said);
