@@ -22,6 +22,7 @@ use crate::config::{Config, DeviceConfig, DeviceKind};
 use crate::decode::{Backend, BackendError, Memory};
 use crate::device::{self, Device, DeviceOptions, DeviceSelector};
 use crate::engine::{LoadProgress, Loaded, Loader, Model, ModelKind};
+use crate::ops::Products;
 use crate::text::{ChatTemplate, Tokenizer};
 use observed::{Observed, Pins};
 use startup::{Choice, Reason};
@@ -77,9 +78,8 @@ impl ModelLoader {
     /// No model is named, or it cannot be opened.
     pub fn new(config: Config, board: Arc<Board>) -> Result<Self, BackendError> {
         let path = config.model.path.clone();
-        let path = path.ok_or(
-            "no model to serve: name one with --model, AXE_MODEL or `model.path` in daemon.toml",
-        )?;
+        let path =
+            path.ok_or("no model to serve: name one with --model, AXE_MODEL or `model.path` in daemon.toml")?;
         // Loading happens on another thread and later; a missing file is known at once.
         std::fs::File::open(&path)
             .map_err(|error| format!("cannot open the model {}: {error}", path.display()))?;
@@ -144,6 +144,7 @@ struct Facts {
     choices: String,
     context: usize,
     kind: ModelKind,
+    products: Products,
 }
 
 impl Load<'_> {
@@ -209,7 +210,8 @@ impl Load<'_> {
             identity: facts.identity.clone(),
             context_length: facts.context,
         };
-        let pins = Pins { device: pinned, model: shown, warnings: self.warnings.take() };
+        let kernels = kernels(&device, facts.products);
+        let pins = Pins { device: pinned, model: shown, kernels, warnings: self.warnings.take() };
         let info = device.info();
         let words = format!("{} ({}, {} compute units)", info.name, info.platform, info.compute_units);
         Loaded {
@@ -224,6 +226,24 @@ impl Load<'_> {
                 template,
             },
         }
+    }
+}
+
+/// What operators are told of the kernels.
+fn kernels(device: &Device, products: Products) -> protocol::Kernels {
+    let test = |check: device::Check| protocol::SelfTest {
+        kernel: check.kernel,
+        passed: check.passed,
+        // A number that is none has no share, and JSON no word for it.
+        worst: if check.worst.is_finite() { check.worst } else { f64::MAX },
+    };
+    protocol::Kernels {
+        family: "vector".to_owned(),
+        products: match products {
+            Products::Vector => "vectors".to_owned(),
+            Products::MatrixUnit => "matrix unit".to_owned(),
+        },
+        self_tests: device.checks().into_iter().map(test).collect(),
     }
 }
 

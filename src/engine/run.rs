@@ -138,14 +138,18 @@ pub(super) fn run(
         queued.sender.send(Event::Commit { tokens: Vec::new(), text, reasoning, calls });
     }
     let (stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
-    log(&queued.request.id, &reason, usage, &stats);
+    let key = queued.account.as_ref().and_then(|account| account.name());
+    log(&queued.request.id, key, &reason, usage, &stats);
+    if let Some(account) = &queued.account {
+        account.add(usage);
+    }
     // The slot is free before the listener knows, so that its next request does not find it taken.
     shared.finished(&reason, usage, &stats, decode_s);
     queued.sender.send(Event::Finish { reason, usage, stats });
     broken
 }
 
-fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
+fn log(id: &str, key: Option<&str>, reason: &FinishReason, usage: Usage, stats: &Stats) {
     let reason = match reason {
         FinishReason::Stop => "stop",
         FinishReason::ToolCalls => "tool_calls",
@@ -159,6 +163,7 @@ fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
     };
     tracing::info!(
         id,
+        key,
         reason,
         prompt_tokens = usage.prompt_tokens,
         cached_tokens = usage.cached_tokens,

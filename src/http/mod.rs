@@ -23,6 +23,7 @@ mod connection;
 mod cors;
 mod door;
 mod error;
+mod exchange;
 mod face;
 mod fields;
 mod generation;
@@ -30,6 +31,7 @@ mod health;
 mod messages;
 mod metrics;
 mod models;
+mod rate;
 mod reply;
 mod router;
 mod server;
@@ -55,6 +57,7 @@ pub use server::serve;
 pub struct App {
     engine: EngineHandle,
     server: ServerConfig,
+    keys: Arc<auth::Keys>,
     sampling: SamplingConfig,
     /// Name in the API.
     name: String,
@@ -74,6 +77,7 @@ impl App {
         Arc::new(Self {
             engine,
             server: config.server.clone(),
+            keys: Arc::new(auth::Keys::new(&config.server)),
             sampling: config.sampling.clone(),
             name: config.model.name(),
             aliases: config.model.aliases.clone(),
@@ -88,6 +92,8 @@ impl App {
         Arc::new(Self {
             engine: self.engine.clone(),
             server: config.server.clone(),
+            // What was counted for a name stays.
+            keys: Arc::new(self.keys.renewed(&config.server)),
             sampling: config.sampling.clone(),
             name: config.model.name(),
             aliases: config.model.aliases.clone(),
@@ -95,6 +101,11 @@ impl App {
             turns: Arc::clone(&self.turns),
             remote: config.studio.remote.clone().map(Remote::new),
         })
+    }
+
+    /// The keys in force.
+    fn keys(&self) -> Arc<auth::Keys> {
+        Arc::clone(&self.keys)
     }
 
     /// Whether requests for the model `name` are meant for ours.

@@ -6,9 +6,10 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::auth::account;
 use super::error::{ApiError, OUTAGE_RETRY};
 use super::generation::Generation;
-use super::{App, calls, fingerprint, hex, random, sse, unix_time};
+use super::{App, calls, exchange, fingerprint, sse, unix_time};
 use crate::decode::ProposerStats;
 use crate::engine::{Cause, Event, Events, FinishReason, Job, Model, Request, Stats, SubmitError, Usage};
 use crate::text::Parts;
@@ -51,7 +52,7 @@ impl Head {
         };
         Ok(Self {
             dialect,
-            id: format!("{prefix}-{}", hex(&random::<12>()?)),
+            id: format!("{prefix}-{}", exchange::number()?),
             created: unix_time(),
             model: app.name.clone(),
             fingerprint: fingerprint(model),
@@ -172,7 +173,8 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
 
 /// Puts a prompt into the queue.
 pub(super) fn submit(app: &App, request: Request, field: &'static str) -> Result<Job, ApiError> {
-    app.engine.submit(request).map_err(|error| match error {
+    tracing::debug!(id = request.id, prompt_tokens = request.prompt.len(), "submitted");
+    app.engine.submit_for(request, account()).map_err(|error| match error {
         SubmitError::EmptyPrompt | SubmitError::ContextTooLong { .. } => ApiError::from(error).param(field),
         error => error.into(),
     })

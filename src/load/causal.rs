@@ -14,6 +14,7 @@ use crate::decode::{BackendError, BlockSize, CausalBackend};
 use crate::device::{Device, DeviceInfo};
 use crate::engine::{Loaded, ModelKind};
 use crate::model::{Causal, CausalConfig, LoadOptions};
+use crate::ops::Products;
 
 /// Loads the model of `gguf`.
 ///
@@ -34,7 +35,8 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
         BlockSize::Auto => costs(load, gguf, &mut model)?,
         BlockSize::Fixed(_) => Costs::default(),
     };
-    let backend = CausalBackend::new(model, blocks).with_vocabulary(opened.tokenizer.vocab_size()).with_costs(costs);
+    let backend =
+        CausalBackend::new(model, blocks).with_vocabulary(opened.tokenizer.vocab_size()).with_costs(costs);
     Ok(load.loaded(
         opened,
         Box::new(backend),
@@ -45,6 +47,7 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
             choices: String::new(),
             context: options.context,
             kind: ModelKind::Causal,
+            products: Products::Vector,
         },
     ))
 }

@@ -23,6 +23,7 @@ pub(super) struct Observed {
 pub(super) struct Pins {
     pub(super) device: protocol::Device,
     pub(super) model: protocol::Model,
+    pub(super) kernels: protocol::Kernels,
     pub(super) warnings: Vec<String>,
 }
 
@@ -56,9 +57,10 @@ impl Backend for Observed {
 
     /// The engine asks when the model begins to serve, and after every job: the moment to show what kernels took, too.
     fn memory(&self) -> Memory {
-        if let Some(Pins { device, model, warnings }) = self.pins.take() {
+        if let Some(Pins { device, model, kernels, warnings }) = self.pins.take() {
             self.board.pin_device(device);
             self.board.pin_model(model);
+            self.board.pin_kernels(kernels);
             self.board.pin_warnings(warnings);
         }
         match self.device.profile() {
