@@ -3,6 +3,7 @@
 //! Every key is explained in `daemon.toml`. A flag wins over the environment, which wins over the file. An unknown
 //! key or a value of the wrong type is an error that names the place, the key, what was found and what was expected.
 
+mod change;
 mod keys;
 mod source;
 
@@ -17,6 +18,7 @@ use serde::{Serialize, Serializer};
 use crate::decode::{BlockOptions, BlockSize};
 use crate::model::diffusion_gemma::{DenseWeights, ExpertWeights};
 use crate::ops::CacheKind;
+pub use change::{Change, Effect, changes};
 pub use keys::{ApiKey, RateLimits};
 use source::Sources;
 pub use source::{Effective, Origin, Override};

@@ -7,6 +7,7 @@ mod diffusion;
 mod observed;
 mod planned;
 mod published;
+mod stamp;
 pub mod startup;
 pub mod text;
 mod vocabulary;
@@ -31,6 +32,7 @@ pub use checkpoint::Checkpoint;
 pub use diffusion::{bar_what_fits, open_diffusion};
 pub use planned::{Plan, plan};
 pub use published::{PublishedText, published_text};
+pub use stamp::Stamp;
 pub use startup::{DEFAULT_CHUNK, DEFAULT_CONTEXT};
 pub use vocabulary::vocabulary;
 
