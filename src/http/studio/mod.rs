@@ -15,19 +15,17 @@ mod chat;
 mod pieces;
 mod remote;
 
-use std::sync::Arc;
-
 use axum::Router;
 use axum::routing::{get, post};
 
-use super::App;
+use super::Face;
 use super::router::{gets, posts};
 
 pub(super) use assets::is_page;
 pub(super) use remote::Remote;
 
 /// Routes of the studio.
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Face> {
     Router::new()
         .route("/", gets(get(assets::page)))
         .route("/studio/backends", gets(get(backends::list)))
