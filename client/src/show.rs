@@ -2,6 +2,7 @@
 
 mod bench;
 mod config;
+mod doctor;
 
 use axectl::protocol::{
     CancelResult, Drain, Gpu, Job, JobState, Kernels, Level, LogLevel, LogLine, Memory, Profile, Queue,
@@ -11,6 +12,7 @@ use comfy_table::{CellAlignment, Table, presets::NOTHING};
 
 pub use bench::bench;
 pub use config::config;
+pub use doctor::doctor;
 
 use crate::units::{bytes, duration, known, plain, rate};
 
@@ -127,7 +129,15 @@ pub fn gpu(gpu: &Gpu) -> String {
         "Host load",
         known(host.load, |[one, five, fifteen]| format!("{one:.2} {five:.2} {fifteen:.2} (1, 5, 15 min)")),
     );
-    sheet.line("CPU", known(host.cpu_celsius, celsius));
+    sheet.line(
+        "CPU",
+        format!(
+            "{}, {}, {} kept busy by axed",
+            known(host.cpu_celsius, celsius),
+            known(host.cpu_mhz, |mhz| format!("{mhz} MHz")),
+            known(host.busy_processors, |busy| format!("{busy:.1} processors"))
+        ),
+    );
     sheet.finish(&gpu.warnings)
 }
 
@@ -434,7 +444,7 @@ b           waiting      40        8          0  1.5 s
     fn a_bare_host_shows_gaps_and_no_card() {
         let shown = gpu(&Gpu { kernel: Some("6.1.0".to_owned()), ..Gpu::default() });
         assert!(shown.contains("Kernel         6.1.0\n"), "{shown}");
-        assert!(shown.contains("CPU            n/a"), "{shown}");
+        assert!(shown.contains("CPU            n/a, n/a, n/a kept busy"), "{shown}");
         assert!(!shown.contains("VRAM"), "{shown}");
     }
 

@@ -16,7 +16,8 @@ pub mod process;
 mod profile;
 mod program;
 pub mod runtime;
-pub mod telemetry;
+/// What the kernel shows of card and host.
+pub use axectl::sensors as telemetry;
 
 pub use checks::Check;
 pub use context::{Device, DeviceOptions};

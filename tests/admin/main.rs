@@ -4,6 +4,7 @@
 
 mod axectl;
 mod logs;
+mod machines;
 mod permissions;
 mod robustness;
 mod routes;

@@ -3,7 +3,7 @@
 use std::{
     io::{Read, Write},
     os::unix::net::UnixStream,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
@@ -46,7 +46,16 @@ impl Daemon {
         daemon
     }
 
+    /// A daemon that takes `root` for its machine.
+    pub async fn on_machine(root: &Path) -> Self {
+        Self::built(Policy::new(None).unwrap(), LogRing::new(50), Some(root)).await
+    }
+
     pub async fn start_with(policy: Policy, ring: LogRing) -> Self {
+        Self::built(policy, ring, None).await
+    }
+
+    async fn built(policy: Policy, ring: LogRing, machine: Option<&Path>) -> Self {
         let (steps, script) = mpsc::channel();
         let engine = Engine::spawn(
             move |_| Ok(Loaded { backend: Box::new(Scripted(script)), model: model() }),
@@ -74,7 +83,8 @@ impl Daemon {
                 setting("log.level", "info".into(), protocol::Source::Default, None),
             ],
         };
-        let sampler = Sampler::at(&directory.path().join("machine"));
+        let empty = directory.path().join("machine");
+        let sampler = Sampler::at(machine.unwrap_or(&empty));
         let board = Arc::new(Board::new(engine.clone(), config, sampler));
         board.pin_address("http://127.0.0.1:8080");
         let (filter, control) = LogControl::new("info").unwrap();
