@@ -158,6 +158,33 @@ fn the_doctor_names_the_cure_for_each_fault() {
     assert_eq!((sensors["outcome"].as_str(), sensors["advice"].as_str()), (Some("skipped"), None));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_asks_a_running_daemon_and_names_a_wrong_configuration() {
+    let daemon = Daemon::start().await;
+    daemon.board.warn("the card is odd: turn it round");
+    let look = |arguments: Vec<String>, socket: PathBuf| async move {
+        let mut command = Command::new(binary());
+        command.args(["--json", "doctor"]).args(arguments).env("AXED_SOCKET", socket);
+        let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (output.status.code().unwrap(), report["findings"].as_array().unwrap().clone())
+    };
+    let (_, findings) = look(Vec::new(), daemon.socket.clone()).await;
+    assert_found(&findings, "socket", "ok", "admin.sock answers");
+    assert_found(&findings, "daemon", "ok", "ready, pid");
+    assert_found(&findings, "warning", "warn", "turn it round");
+    // The test's daemon says that it listens where nobody does.
+    assert_found(&findings, "port", "fail", "http://127.0.0.1:8080/health");
+
+    let wrong = daemon.directory.path().join("wrong.toml");
+    std::fs::write(&wrong, "[server]\nport = \"many\"\n").unwrap();
+    let arguments = vec!["--config".to_owned(), wrong.display().to_string()];
+    let (code, findings) = look(arguments, daemon.directory.path().join("nobody.sock")).await;
+    assert_eq!(code, 1);
+    assert_found(&findings, "daemon", "warn", "not running");
+    assert_found(&findings, "configuration", "fail", "key `server.port`: found string");
+}
+
 #[test]
 fn the_doctor_wants_no_card() {
     let (code, findings) = doctor("cpu");
