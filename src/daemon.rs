@@ -131,7 +131,7 @@ async fn serve(
     let socket = bind_admin(&config, &policy).await?;
 
     let (send_board, board_for_engine) = mpsc::channel::<Arc<Board>>();
-    let options = Options { queue_capacity: config.server.queue_capacity };
+    let options = Options { queue_capacity: config.server.queue_capacity, ..Options::default() };
     let engine = Engine::spawn(
         move |progress| {
             let board = board_for_engine.recv()?;
@@ -223,6 +223,7 @@ async fn attend(handle: &EngineHandle, signals: &mut Signals, grace: Duration) -
             State::Stopped => return Ok(Ended::Joinable),
             // A daemon that fails after it was ready stays, so that the operator can look at it; systemd's watchdog
             // restarts it where there is one.
+            State::Hung { .. } => {}
             State::Failed { .. } if was_ready => {}
             State::Failed { error } => return Err(DaemonError::Load(error)),
         }

@@ -374,7 +374,7 @@ async fn readiness_follows_the_engine_and_health_does_not() {
             wait.recv()?;
             Ok(loaded(backend, None))
         },
-        axe::engine::Options { queue_capacity: 1 },
+        axe::engine::Options { queue_capacity: 1, ..Default::default() },
     )
     .unwrap()
     .handle();

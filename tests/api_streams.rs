@@ -144,15 +144,30 @@ async fn drafts_are_not_deltas() {
 
 #[tokio::test]
 async fn a_failure_after_the_start_is_an_error_event_without_done_or_stop() {
-    for after in [1, 3] {
-        let server = Server::start(Script::saying("hello").trouble(after, Trouble::Error)).await;
-        let body = stream(&server, CHAT, &chat(json!({}))).await;
-        let events = events(&body);
-        let last: Value = serde_json::from_str(&events.last().unwrap()["data: ".len()..]).unwrap();
-        assert!(last["error"]["message"].as_str().unwrap().contains("NaN in layer 3"));
-        assert_eq!(last["error"]["code"], "generation_failed");
-        assert!(!body.contains("[DONE]") && !body.contains("\"finish_reason\":\"stop\""), "{body}");
-    }
+    let server = Server::start(Script::saying("hello").trouble(3, Trouble::Error)).await;
+    let body = stream(&server, CHAT, &chat(json!({}))).await;
+    let events = events(&body);
+    let last: Value = serde_json::from_str(&events.last().unwrap()["data: ".len()..]).unwrap();
+    assert!(last["error"]["message"].as_str().unwrap().contains("NaN in layer 3"));
+    assert_eq!(last["error"]["code"], "generation_failed");
+    assert!(!body.contains("[DONE]") && !body.contains("\"finish_reason\":\"stop\""), "{body}");
+}
+
+#[tokio::test]
+async fn a_failure_before_the_first_token_has_its_status() {
+    let server = Server::start(Script::saying("hello").trouble(1, Trouble::Error)).await;
+    let error = server.refusal(CHAT, &chat(json!({})), 500).await;
+    assert_eq!(error["code"], "generation_failed");
+
+    let server = Server::start(Script::endless().gated()).await;
+    let (client, url) = (server.client.clone(), server.url(CHAT));
+    let asked = tokio::spawn(async move { client.post(url).json(&chat(json!({}))).send().await.unwrap() });
+    eventually("the start", || server.stage.engine.status().running.is_some()).await;
+    server.stage.engine.shutdown();
+    server.stage.script.permit(1);
+    let response = asked.await.unwrap();
+    assert_eq!(response.status(), 503);
+    assert_eq!(response.json::<Value>().await.unwrap()["error"]["code"], "shutting_down");
 }
 
 #[tokio::test]

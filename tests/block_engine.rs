@@ -19,7 +19,7 @@ fn stage(options: BlockOptions) -> Stage {
         let model = Hashed { vocabulary: 130, context: CONTEXT, rows: 64, ..Hashed::default() };
         Ok(loaded(CausalBackend::new(model, options), Some(stage::TEMPLATE)))
     };
-    let engine = Engine::spawn(load, Options { queue_capacity: 4 }).unwrap().handle();
+    let engine = Engine::spawn(load, Options { queue_capacity: 4, ..Options::default() }).unwrap().handle();
     let mut state = engine.watch();
     futures::executor::block_on(state.wait_for(|state| *state == State::Ready)).unwrap();
     Stage { engine, script: Arc::new(Script::saying("")) }
@@ -33,6 +33,7 @@ fn request(seed: u64, max_tokens: usize) -> Request {
         stop: Stop { max_tokens, ignore_eos: true, ..Stop::default() },
         channels: true,
         drafts: false,
+        ..Request::default()
     }
 }
 

@@ -47,7 +47,7 @@ fn loaded(config: &Config, path: &Path) -> (Memory, usize) {
     let (wanted, of_model) = (config.clone(), path.to_owned());
     let engine = Engine::spawn(
         move |progress| axe::load::load(&wanted, &of_model, progress, &board.recv().unwrap()),
-        Options { queue_capacity: 1 },
+        Options { queue_capacity: 1, ..Options::default() },
     )
     .unwrap();
     let handle = engine.handle();

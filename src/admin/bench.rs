@@ -80,8 +80,7 @@ async fn measure(
         // Not greedy: models repeat themselves then, which guesses get right more often than any text.
         sampling: Sampling { temperature: 1.0, seed: number as u64, ..Sampling::default() },
         stop: Stop { max_tokens: asked.completion_tokens, ignore_eos: true, ..Stop::default() },
-        channels: false,
-        drafts: false,
+        ..Request::default()
     };
     let failed = |text: String| {
         failure(StatusCode::INTERNAL_SERVER_ERROR, "failed", format!("round {number}: {text}"))

@@ -202,7 +202,9 @@ fn state(state: &engine::State) -> (State, Option<String>) {
         engine::State::Ready => (State::Ready, None),
         engine::State::Draining => (State::Draining, None),
         engine::State::Stopped => (State::Stopped, None),
-        engine::State::Failed { error } => (State::Failed, Some(error.clone())),
+        engine::State::Failed { error } | engine::State::Hung { error } => {
+            (State::Failed, Some(error.clone()))
+        }
     }
 }
 

@@ -27,6 +27,7 @@ pub(super) async fn report(handle: EngineHandle, address: SocketAddr) {
         let status = match &now {
             State::Loading { progress, what } => format!("loading: {what}, {:.0} %", progress * 100.0),
             State::Ready => format!("ready on http://{address}"),
+            State::Hung { error } => format!("hung: {error}"),
             State::Draining => "draining".to_owned(),
             State::Stopped => "stopped".to_owned(),
             State::Failed { error } => format!("failed: {error}"),
@@ -46,8 +47,8 @@ pub(super) async fn report(handle: EngineHandle, address: SocketAddr) {
             }
             _ => {}
         }
-        // A failed engine stops the beat: the watchdog then restarts the daemon.
-        if watched && !matches!(now, State::Failed { .. }) {
+        // An engine that has failed or hangs stops the beat: the watchdog then restarts the daemon.
+        if watched && !matches!(now, State::Failed { .. } | State::Hung { .. }) {
             news.push(NotifyState::Watchdog);
         }
         if !news.is_empty() {

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::decode::{BlockStats, DenoisingStats};
+use crate::text::calls::Call;
 
 /// One event of a job. The concatenation of all `Commit::text` is the reply, byte for byte, and that of all
 /// `Commit::reasoning` what the model thought.
@@ -35,6 +36,8 @@ pub enum Event {
         text: String,
         /// Text of the thinking channel released by them; comes before `text`. Mostly empty.
         reasoning: String,
+        /// Calls of tools that they completed. Mostly empty.
+        calls: Vec<Call>,
     },
     /// The last event of every job that was started.
     Finish {
@@ -52,7 +55,9 @@ pub enum Event {
 pub enum FinishReason {
     /// End-of-sequence token or stop string.
     Stop,
-    /// `max_tokens` or the context limit was reached.
+    /// The same, of a reply that calls tools.
+    ToolCalls,
+    /// `max_tokens` or the context limit was reached, or the model ended in the middle of a call.
     Length,
     /// Somebody or something ended it before it was done.
     Cancelled(Cause),
@@ -71,6 +76,8 @@ pub enum Cause {
     Shutdown,
     /// Its time was over before its first token.
     Deadline,
+    /// It waited, and the engine cannot be rebuilt, or not soon.
+    Outage,
 }
 
 /// Token counts of a job.

@@ -1,9 +1,5 @@
 //! What the engine's thread gets when the model is loaded, and what of it everyone may read.
 
-use std::sync::Arc;
-
-use super::handle::Shared;
-use super::status::State;
 use crate::decode::Backend;
 use crate::text::{ChatTemplate, Tokenizer};
 
@@ -58,23 +54,4 @@ pub struct Model {
     pub tokenizer: Tokenizer,
     /// Messages to prompts; base models have none.
     pub template: Option<ChatTemplate>,
-}
-
-/// Lets the loading code say how far it is, and ends it when nobody wants the model any more.
-pub struct LoadProgress(pub(super) Arc<Shared>);
-
-/// What loading unwinds with that was told to stop.
-pub(super) struct Stopped;
-
-impl LoadProgress {
-    /// `progress` is from 0 to 1, `what` e.g. `repacking weights`. Does not return after a shutdown: the loading code
-    /// is unwound, which releases what it holds (device memory, unfinished cache files) from any depth.
-    pub fn report(&self, progress: f64, what: impl Into<String>) {
-        if self.0.halted() {
-            std::panic::resume_unwind(Box::new(Stopped));
-        }
-        let state = State::Loading { progress: progress.clamp(0.0, 1.0), what: what.into() };
-        // A drain that was asked for while loading stays asked for.
-        self.0.set_state(state, |now| matches!(now, State::Loading { .. }));
-    }
 }

@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::handle::{Queued, Shared};
+use super::fault::Fault;
+use super::loader::chain;
+use super::shared::{Queued, Shared};
 use super::status::Phase;
-use super::thread::chain;
 use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
-use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Wanted};
-use crate::text::{Parts, ReplyText, Tokenizer};
+use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Texts, Wanted};
+use crate::text::{Parts, ReplyText, TokenKind, Tokenizer};
 
 /// Which draft comes next.
 #[derive(Clone, Copy)]
@@ -17,20 +18,21 @@ struct Place {
     step: usize,
 }
 
-/// Runs the job and sends its events, [`Event::Finish`] included.
+/// Runs the job and sends its events, [`Event::Finish`] included. What went wrong if the engine has to be rebuilt.
 pub(super) fn run(
     shared: &Shared,
     backend: &mut dyn Backend,
     model: &Model,
     queued: &Queued,
     cancel: &AtomicBool,
-) {
+) -> Option<String> {
     let mut clock = Clock::start(queued.accepted);
     let mut reply = Reply::new(model, &queued.request);
     let mut cached_tokens = 0;
     let mut denoising = Denoised::default();
     let mut blocks = None;
     let mut draft = Place { canvas: 0, step: 0 };
+    let mut fault = None;
     let interrupted = || {
         if queued.sender.abandoned() {
             Some(FinishReason::Cancelled(Cause::Listener))
@@ -44,8 +46,19 @@ pub(super) fn run(
             None
         }
     };
-    let reason = match backend.start(&queued.request.prompt, &queued.request.sampling) {
-        Err(error) => FinishReason::Error(chain(&*error)),
+    let Request { prompt, suffix, sampling, .. } = &queued.request;
+    let started = match suffix.is_empty() {
+        true => backend.start(prompt, sampling),
+        false => {
+            let plain = prompt.iter().rev().take_while(|&&id| is_plain(&model.tokenizer, id)).count();
+            backend.infill(Texts { prompt, plain, suffix }, sampling)
+        }
+    };
+    let reason = match started {
+        Err(error) => {
+            fault = Fault::of(&error);
+            FinishReason::Error(chain(&*error))
+        }
         Ok(mut generation) => {
             generation.want(reply.wanted(queued.request.drafts));
             let reason = loop {
@@ -59,9 +72,12 @@ pub(super) fn run(
                     Some(reason) => break reason,
                     None => {}
                 }
-                let step = match generation.step() {
+                let step = match shared.watched(|| generation.step()) {
                     Ok(step) => step,
-                    Err(error) => break FinishReason::Error(chain(&*error)),
+                    Err(error) => {
+                        fault = Fault::of(&error);
+                        break FinishReason::Error(chain(&*error));
+                    }
                 };
                 cached_tokens = generation.cached_tokens();
                 denoising.look(&*generation, matches!(step, Step::Commit(_)));
@@ -87,7 +103,7 @@ pub(super) fn run(
                         clock.passed();
                         draft = Place { canvas: draft.canvas + 1, step: 0 };
                         let before = reply.completion_tokens;
-                        let (Parts { content: text, reasoning }, ended) = reply.take(&tokens);
+                        let (Parts { content: text, reasoning, calls }, ended) = reply.take(&tokens);
                         let kept = reply.completion_tokens - before;
                         clock.committed(kept);
                         shared.show(|job| {
@@ -96,9 +112,12 @@ pub(super) fn run(
                             job.committed = reply.completion_tokens;
                         });
                         let tokens = tokens.into_iter().take(kept).collect();
-                        queued.sender.send(Event::Commit { tokens, text, reasoning });
+                        queued.sender.send(Event::Commit { tokens, text, reasoning, calls });
                         if let Some(reason) = ended {
                             break reason;
+                        }
+                        if generation.complete() {
+                            break FinishReason::Stop;
                         }
                     }
                 }
@@ -107,8 +126,18 @@ pub(super) fn run(
             reason
         }
     };
+    let broken = match (fault, &reason) {
+        // Whoever noticed it has told the listener.
+        (Some(Fault::Overdue), FinishReason::Error(error)) => return Some(error.clone()),
+        // The state first: who hears of the error must not find the engine ready.
+        (Some(fault), FinishReason::Error(error)) => {
+            shared.fault(fault, error);
+            Some(error.clone())
+        }
+        _ => None,
+    };
     let usage = Usage {
-        prompt_tokens: queued.request.prompt.len(),
+        prompt_tokens: prompt.len() + suffix.len(),
         completion_tokens: reply.completion_tokens,
         cached_tokens,
         reasoning_tokens: reply.text.reasoning_tokens(),
@@ -116,8 +145,8 @@ pub(super) fn run(
     // A reply that was cut from outside still gets what was held back for a stop string; a stopped or full one has it.
     let rest = if matches!(reason, FinishReason::Error(_)) { Parts::default() } else { reply.flush() };
     if !rest.is_empty() {
-        let Parts { content: text, reasoning } = rest;
-        queued.sender.send(Event::Commit { tokens: Vec::new(), text, reasoning });
+        let Parts { content: text, reasoning, calls } = rest;
+        queued.sender.send(Event::Commit { tokens: Vec::new(), text, reasoning, calls });
     }
     let (stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
     let key = queued.account.as_ref().and_then(|account| account.name());
@@ -128,11 +157,19 @@ pub(super) fn run(
     // The slot is free before the listener knows, so that its next request does not find it taken.
     shared.finished(&reason, usage, &stats, decode_s);
     queued.sender.send(Event::Finish { reason, usage, stats });
+    broken
+}
+
+/// Whether a token is text, and not structure.
+fn is_plain(tokenizer: &Tokenizer, id: u32) -> bool {
+    let channel = tokenizer.channel().is_some_and(|channel| [channel.open, channel.close].contains(&id));
+    !channel && tokenizer.kind(id) != Some(TokenKind::Control)
 }
 
 fn log(id: &str, key: Option<&str>, reason: &FinishReason, usage: Usage, stats: &Stats) {
     let reason = match reason {
         FinishReason::Stop => "stop",
+        FinishReason::ToolCalls => "tool_calls",
         FinishReason::Length => "length",
         FinishReason::Cancelled(Cause::Deadline) => "out of time",
         FinishReason::Cancelled(_) => "cancelled",
@@ -175,13 +212,16 @@ impl<'a> Reply<'a> {
         let left = model.context_length.saturating_sub(request.prompt.len());
         let tokenizer = &model.tokenizer;
         let channel = tokenizer.channel().filter(|_| request.channels);
+        let calls = request.calls.as_ref();
+        let begun = request.prompt.len().saturating_sub(calls.map_or(0, |calls| calls.begun));
+        let (prompt, begun) = request.prompt.split_at(begun);
+        let piece = |id| tokenizer.piece(id);
         Self {
             tokenizer,
-            text: ReplyText::new(channel, &request.stop.strings).following(
-                &request.prompt,
-                tokenizer.eos_ids(),
-                |id| tokenizer.piece(id),
-            ),
+            text: ReplyText::new(channel, &request.stop.strings)
+                .calling(calls, tokenizer)
+                .following(prompt, tokenizer.eos_ids(), piece)
+                .begun(begun, piece),
             ignore_eos: request.stop.ignore_eos,
             most: request.stop.max_tokens.min(left),
             completion_tokens: 0,
@@ -202,10 +242,10 @@ impl<'a> Reply<'a> {
             if !self.ignore_eos && self.tokenizer.eos_ids().contains(token) {
                 // What was held back because it could have become a stop string is part of the reply.
                 self.text.flush(&mut parts);
-                return (parts, Some(FinishReason::Stop));
+                return (parts, Some(self.stopped()));
             }
             if self.text.push(*token, self.tokenizer.piece(*token), &mut parts) {
-                return (parts, Some(FinishReason::Stop));
+                return (parts, Some(self.stopped()));
             }
             if self.completion_tokens >= self.most {
                 self.text.flush(&mut parts);
@@ -213,6 +253,15 @@ impl<'a> Reply<'a> {
             }
         }
         (parts, None)
+    }
+
+    /// What it means that the model, or a stop string, has ended the reply.
+    fn stopped(&self) -> FinishReason {
+        match self.text.calls() {
+            _ if self.text.broke_off() => FinishReason::Length,
+            0 => FinishReason::Stop,
+            _ => FinishReason::ToolCalls,
+        }
     }
 
     /// Ends the reply from outside: the text that was held back.

@@ -142,6 +142,9 @@ impl IntoResponse for ApiError {
 /// How long to wait for a model that loads: loading takes seconds, and asking is cheap.
 const LOADING_RETRY: Duration = Duration::from_secs(1);
 
+/// How long to wait for an engine that is rebuilt after a fault and has not come back soon.
+pub(super) const OUTAGE_RETRY: Duration = Duration::from_secs(10);
+
 impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
         let message = error.to_string();
@@ -151,6 +154,9 @@ impl From<SubmitError> for ApiError {
             }
             SubmitError::NotReady { .. } => {
                 Self::unavailable(message).code("model_loading").retry_after(LOADING_RETRY)
+            }
+            SubmitError::Outage { .. } => {
+                Self::unavailable(message).code("engine_rebuilding").retry_after(OUTAGE_RETRY)
             }
             SubmitError::Draining => Self::unavailable(message).code("shutting_down"),
             SubmitError::Failed { .. } => Self::unavailable(message).code("engine_failed"),

@@ -10,6 +10,7 @@ use super::{App, random};
 use crate::config::SamplingConfig;
 use crate::decode::{Denoising, Sampling};
 use crate::engine::{ModelKind, Stop};
+use crate::text::calls::Calling;
 
 /// What a request says about how to generate and how to answer, whatever the model.
 pub(super) struct Asked {
@@ -39,6 +40,12 @@ pub(super) struct Generation {
     pub(super) stream: bool,
     /// Send a last chunk with token counts.
     pub(super) include_usage: bool,
+    /// What is to stand behind the reply, on a canvas.
+    pub(super) suffix: Vec<u32>,
+    /// Text before the reply that is part of the answer.
+    pub(super) echo: String,
+    /// How to find calls of tools in the reply.
+    pub(super) calls: Option<Calling>,
 }
 
 /// Fields that only a model that denoises can honour.
@@ -124,7 +131,15 @@ impl Asked {
             ModelKind::BlockDiffusion { max_steps, .. } => self.diffusion(max_steps)?,
         };
         let Self { stop, stream, include_usage, .. } = self;
-        Ok(Generation { sampling, stop, stream, include_usage })
+        Ok(Generation {
+            sampling,
+            stop,
+            stream,
+            include_usage,
+            suffix: Vec::new(),
+            echo: String::new(),
+            calls: None,
+        })
     }
 
     fn causal(&self, defaults: &SamplingConfig) -> Result<Sampling, ApiError> {

@@ -16,6 +16,7 @@
 
 mod auth;
 mod body;
+mod calls;
 mod chat;
 mod completions;
 mod connection;
@@ -25,6 +26,7 @@ mod exchange;
 mod fields;
 mod generation;
 mod health;
+mod infill;
 mod messages;
 mod metrics;
 mod models;

@@ -7,9 +7,9 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::auth::account;
-use super::error::ApiError;
+use super::error::{ApiError, OUTAGE_RETRY};
 use super::generation::Generation;
-use super::{App, exchange, fingerprint, sse, unix_time};
+use super::{App, calls, exchange, fingerprint, sse, unix_time};
 use crate::decode::ProposerStats;
 use crate::engine::{Cause, Event, Events, FinishReason, Job, Model, Request, Stats, SubmitError, Usage};
 use crate::text::Parts;
@@ -36,12 +36,14 @@ impl Dialect {
 /// What all parts of one answer have in common.
 pub(super) struct Head {
     pub(super) dialect: Dialect,
-    id: String,
+    pub(super) id: String,
     created: u64,
     model: String,
     fingerprint: String,
     device: String,
     seed: u64,
+    /// Text before the reply that is part of the answer.
+    pub(super) echo: String,
 }
 
 impl Head {
@@ -58,6 +60,7 @@ impl Head {
             fingerprint: fingerprint(model),
             device: model.device.clone(),
             seed,
+            echo: String::new(),
         })
     }
 
@@ -78,7 +81,8 @@ impl Head {
         })
     }
 
-    fn whole(&self, Parts { content, reasoning }: Parts, reason: &str, usage: Usage, stats: &Stats) -> Value {
+    fn whole(&self, parts: Parts, reason: &str, usage: Usage, stats: &Stats) -> Value {
+        let Parts { content, reasoning, calls: called } = parts;
         let mut choice = json!({ "index": 0 });
         match self.dialect {
             Dialect::Chat => {
@@ -86,8 +90,13 @@ impl Head {
                 if !reasoning.is_empty() {
                     choice["message"]["reasoning_content"] = reasoning.into();
                 }
+                if !called.is_empty() {
+                    let content = &mut choice["message"]["content"];
+                    *content = Some(content.take()).filter(|content| content != "").into();
+                    choice["message"]["tool_calls"] = calls::whole(&self.id, 0, &called);
+                }
             }
-            Dialect::Text => choice["text"] = content.into(),
+            Dialect::Text => choice["text"] = format!("{}{content}", self.echo).into(),
         }
         choice["logprobs"] = Value::Null;
         choice["finish_reason"] = reason.into();
@@ -143,6 +152,7 @@ pub(super) fn usage_json(usage: Usage) -> Value {
 pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
     match reason {
         FinishReason::Stop => Ok("stop"),
+        FinishReason::ToolCalls => Ok("tool_calls"),
         FinishReason::Length => Ok("length"),
         FinishReason::Cancelled(Cause::Operator | Cause::Listener) => {
             Err(ApiError::unavailable("the request was cancelled by the operator").code("cancelled"))
@@ -150,6 +160,11 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
         FinishReason::Cancelled(Cause::Shutdown) => {
             Err(ApiError::unavailable("the server shut down before the reply was complete").code("shutting_down"))
         }
+        FinishReason::Cancelled(Cause::Outage) => Err(ApiError::unavailable(
+            "the device was lost, and the engine is not back yet; try again in a while",
+        )
+        .code("engine_rebuilding")
+        .retry_after(OUTAGE_RETRY)),
         FinishReason::Cancelled(Cause::Deadline) => Err(ApiError::timeout(
             "the time for a request (`server.request_timeout_s`) was over before its first token; try again when the \
              server is less busy",
@@ -176,13 +191,14 @@ pub(super) async fn answer(
     prompt: Vec<u32>,
     generation: Generation,
 ) -> Result<Response, ApiError> {
-    let Generation { sampling, stop, stream, include_usage } = generation;
-    let head = Head::new(dialect, app, model, sampling.seed)?;
+    let Generation { sampling, stop, stream, include_usage, suffix, echo, calls } = generation;
+    let head = Head { echo, ..Head::new(dialect, app, model, sampling.seed)? };
     let channels = dialect == Dialect::Chat;
-    let request = Request { id: head.id.clone(), prompt, sampling, stop, channels, drafts: false };
+    let id = head.id.clone();
+    let request = Request { id, prompt, suffix, sampling, stop, channels, drafts: false, calls };
     let job = submit(app, request, dialect.prompt())?;
     if stream {
-        return Ok(sse::respond(head, job.events, include_usage, app.server.ping_interval));
+        return sse::respond(head, job.events, include_usage, app.server.ping_interval).await;
     }
     collect(&head, job.events).await
 }
@@ -192,9 +208,10 @@ async fn collect(head: &Head, mut events: Events) -> Result<Response, ApiError> 
     while let Some(event) = events.recv().await {
         match event {
             Event::Prefill { .. } | Event::Draft { .. } => {}
-            Event::Commit { text, reasoning, .. } => {
+            Event::Commit { text, reasoning, calls, .. } => {
                 reply.content.push_str(&text);
                 reply.reasoning.push_str(&reasoning);
+                reply.calls.extend(calls);
             }
             Event::Finish { reason, usage, stats } => {
                 let reason = outcome(reason)?;

@@ -9,14 +9,30 @@ use axum::response::{IntoResponse, Response};
 use futures::stream;
 use serde_json::{Value, json};
 
+use super::calls;
 use super::error::ApiError;
 use super::reply::{Dialect, Head, broke_off, outcome, usage_json};
 use crate::engine::{Event, Events, Usage};
 
 /// A stream that answers with chunks of the events as they come.
-pub(super) fn respond(head: Head, events: Events, include_usage: bool, ping: Duration) -> Response {
-    let chunks = Chunks { head, events, include_usage, begun: false };
-    respond_with(chunks, ping)
+pub(super) async fn respond(
+    head: Head,
+    mut events: Events,
+    include_usage: bool,
+    ping: Duration,
+) -> Result<Response, ApiError> {
+    hold_back(&mut events, ping).await?;
+    let chunks = Chunks { head, events, include_usage, begun: false, called: 0 };
+    Ok(respond_with(chunks, ping))
+}
+
+/// Waits with the status line until there is something to say, so that what fails before has a status of its own, and a
+/// router may still ask another server; but no longer than `patience`, since silence looks like a dead socket.
+pub(super) async fn hold_back(events: &mut Events, patience: Duration) -> Result<(), ApiError> {
+    match tokio::time::timeout(patience, events.begun()).await {
+        Ok(Some(reason)) => outcome(reason).map(drop),
+        Ok(None) | Err(_) => Ok(()),
+    }
 }
 
 /// What makes the frames of an event stream.
@@ -49,8 +65,10 @@ struct Chunks {
     head: Head,
     events: Events,
     include_usage: bool,
-    /// Whether the first chunk, which names the role, was sent.
+    /// Whether the first chunk, which names the role or repeats the prompt, was sent.
     begun: bool,
+    /// Calls of tools that were sent.
+    called: usize,
 }
 
 impl Frames for Chunks {
@@ -58,13 +76,20 @@ impl Frames for Chunks {
         loop {
             match self.events.recv().await {
                 Some(Event::Prefill { .. } | Event::Draft { .. }) => {}
-                Some(Event::Commit { text, reasoning, .. }) if text.is_empty() && reasoning.is_empty() => {}
-                Some(Event::Commit { text, reasoning, .. }) => {
+                Some(Event::Commit { text, reasoning, calls, .. })
+                    if text.is_empty() && reasoning.is_empty() && calls.is_empty() => {}
+                Some(Event::Commit { text, reasoning, calls, .. }) => {
                     let mut frames = self.begin();
                     for (member, text) in [("reasoning_content", reasoning), ("content", text)] {
                         if !text.is_empty() {
                             frames.push_str(&self.delta(member, &text));
                         }
+                    }
+                    for call in calls {
+                        for delta in calls::deltas(&self.head.id, 0, self.called, &call) {
+                            frames.push_str(&self.chunk(delta, Value::Null));
+                        }
+                        self.called += 1;
                     }
                     return (frames, false);
                 }
@@ -82,10 +107,14 @@ impl Frames for Chunks {
 
 impl Chunks {
     fn begin(&mut self) -> String {
-        if std::mem::replace(&mut self.begun, true) || self.head.dialect == Dialect::Text {
+        if std::mem::replace(&mut self.begun, true) {
             return String::new();
         }
-        self.chunk(json!({ "role": "assistant", "content": "" }), Value::Null)
+        match self.head.dialect {
+            Dialect::Chat => self.chunk(json!({ "role": "assistant", "content": "" }), Value::Null),
+            Dialect::Text if self.head.echo.is_empty() => String::new(),
+            Dialect::Text => self.chunk(self.head.echo.as_str().into(), Value::Null),
+        }
     }
 
     fn delta(&self, member: &str, text: &str) -> String {

@@ -14,7 +14,7 @@ use super::reply::Channel;
 use super::special::{Matcher, Part, without};
 use super::spm::{self, Spm};
 use super::template::Rendered;
-use super::vocabulary::Strings;
+use super::vocabulary::{Fim, Strings};
 
 /// Whether special tokens are recognised in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +43,7 @@ pub struct Tokenizer {
     pad: Option<u32>,
     ends: Vec<u32>,
     channel: Option<Channel>,
+    fim: Option<Fim>,
     add_bos: bool,
     add_eos: bool,
 }
@@ -214,6 +215,11 @@ impl Tokenizer {
         self.channel
     }
 
+    /// The tokens that say what stands before and behind a gap, if the checkpoint names them.
+    pub fn fim(&self) -> Option<Fim> {
+        self.fim
+    }
+
     /// From now on there is no thinking channel: what the model writes between its markers is part of the reply.
     pub fn forget_channel(&mut self) {
         self.channel = None;
@@ -227,6 +233,12 @@ impl Tokenizer {
     /// Whether whole texts (not prompts) end with the end-of-text token.
     pub fn adds_eos(&self) -> bool {
         self.add_eos && self.eos.is_some()
+    }
+
+    /// The special or user-defined token with exactly this text.
+    pub fn special(&self, text: &str) -> Option<u32> {
+        let found = [self.control.as_ref(), &self.user_defined].map(|tokens| tokens.find(text, 0));
+        found.into_iter().flatten().map(|(_, id)| id).find(|&id| self.text(id) == text.as_bytes())
     }
 
     /// What finds control tokens, for those that must break their texts.

@@ -59,7 +59,7 @@ impl Daemon {
         let (steps, script) = mpsc::channel();
         let engine = Engine::spawn(
             move |_| Ok(Loaded { backend: Box::new(Scripted(script)), model: model() }),
-            axe::engine::Options { queue_capacity: 2 },
+            axe::engine::Options { queue_capacity: 2, ..Default::default() },
         )
         .unwrap()
         .handle();
@@ -121,6 +121,7 @@ impl Daemon {
             stop: Stop { max_tokens: 5, ..Stop::default() },
             channels: true,
             drafts: false,
+            ..Request::default()
         };
         self.engine.submit(request).unwrap()
     }

@@ -42,7 +42,7 @@ impl Session {
         let (wanted, of_model) = (config.clone(), path.to_owned());
         let engine = Engine::spawn(
             move |progress| axe::load::load(&wanted, &of_model, progress, &board.recv()?),
-            Options { queue_capacity: 1 },
+            Options { queue_capacity: 1, ..Options::default() },
         )
         .context("cannot start the engine's thread")?;
         let handle = engine.handle();
@@ -69,7 +69,7 @@ impl Session {
                 match event {
                     Event::Prefill { .. } => {}
                     Event::Draft { tokens, .. } => screen.draft(&model, &tokens)?,
-                    Event::Commit { tokens, text: said, reasoning: thought } => {
+                    Event::Commit { tokens, text: said, reasoning: thought, .. } => {
                         screen.commit(&said, &thought)?;
                         ids.extend(tokens);
                         text.push_str(&said);
@@ -106,7 +106,7 @@ async fn loaded(handle: &EngineHandle) -> Result<()> {
                 line.clear();
                 return Ok(());
             }
-            State::Failed { error } => {
+            State::Failed { error } | State::Hung { error } => {
                 line.clear();
                 bail!("{error}");
             }

@@ -69,6 +69,8 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
         stop: generation.stop,
         channels: true,
         drafts: true,
+        calls: generation.calls,
+        ..engine::Request::default()
     };
     let seed = request.sampling.seed;
     let events = submit(&app, request, "messages")?.events;
@@ -133,7 +135,7 @@ impl Frames for Answer {
                 });
                 (frame("draft", &draft), false)
             }
-            Some(Event::Commit { tokens, text, reasoning }) => {
+            Some(Event::Commit { tokens, text, reasoning, .. }) => {
                 let commit = json!({ "text": text, "reasoning": reasoning, "tokens": tokens.len() });
                 (frame("commit", &commit), false)
             }
