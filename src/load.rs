@@ -6,6 +6,7 @@ mod checkpoint;
 mod diffusion;
 mod observed;
 mod planned;
+mod profiled;
 mod published;
 pub mod startup;
 pub mod text;
@@ -24,6 +25,7 @@ use crate::engine::{LoadProgress, Loaded, Model, ModelKind};
 use crate::ops::Products;
 use crate::text::{ChatTemplate, Tokenizer};
 use observed::Observed;
+use profiled::Profiled;
 use startup::{Choice, Reason};
 
 pub use checkpoint::Checkpoint;
@@ -167,7 +169,12 @@ impl Load<'_> {
         let info = device.info();
         let words = format!("{} ({}, {} compute units)", info.name, info.platform, info.compute_units);
         Loaded {
-            backend: Box::new(Observed { backend, device, board: Arc::clone(self.board) }),
+            backend: Box::new(Observed {
+                backend,
+                profiled: Profiled::new(&device),
+                device,
+                board: Arc::clone(self.board),
+            }),
             model: Model {
                 name,
                 identity: format!("{} {} {}", facts.identity, facts.choices, self.config.device.kv_cache),

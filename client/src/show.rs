@@ -243,7 +243,7 @@ pub fn profile(profile: &Profile) -> String {
             .to_owned();
     }
     let total: u64 = profile.kernels.iter().map(|kernel| kernel.total_ns).sum();
-    let mut table = table(["KERNEL", "LAUNCHES", "TOTAL", "MEAN", "SHARE"], 1..5);
+    let mut table = table(["KERNEL", "LAUNCHES", "TOTAL", "MEAN", "SHARE", "READ", "OF LIMIT"], 1..7);
     for kernel in &profile.kernels {
         let mean = kernel.total_ns as f64 / kernel.launches.max(1) as f64;
         table.add_row([
@@ -252,9 +252,26 @@ pub fn profile(profile: &Profile) -> String {
             format!("{:.1} ms", kernel.total_ns as f64 / 1e6),
             format!("{:.1} us", mean / 1e3),
             format!("{:.1} %", 100.0 * kernel.total_ns as f64 / total.max(1) as f64),
+            if kernel.bytes == 0 { "-".to_owned() } else { bytes(kernel.bytes) },
+            profile
+                .limits
+                .and_then(|limits| kernel.share_of(&limits))
+                .map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", 100.0 * share)),
         ]);
     }
-    lines_of(&table)
+    let mut sheet = Sheet::new();
+    sheet.line("Request", known(profile.request.as_deref(), plain));
+    sheet.line(
+        "Limits",
+        known(profile.limits, |limits| {
+            format!(
+                "reading {:.1} GB/s, computing {:.0} GFLOP/s, measured on this device",
+                limits.read_bytes_per_s / 1e9,
+                limits.operations_per_s / 1e9
+            )
+        }),
+    );
+    format!("{}\n\n{}", lines_of(&table), sheet.finish(&[]))
 }
 
 /// `axectl cancel`
@@ -408,7 +425,7 @@ fn lines_of(table: &Table) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use axectl::protocol::{Fan, Frequency, Host, KernelTime, Power, Temperature, Vram};
+    use axectl::protocol::{Fan, Frequency, Host, KernelTime, Limits, Power, Temperature, Vram};
 
     fn job(id: &str, state: JobState) -> Job {
         Job {
@@ -484,17 +501,29 @@ b           waiting      40        8          0  1.5 s
 
     #[test]
     fn profiles_show_shares() {
-        let kernel = |name: &str, total_ns| KernelTime { kernel: name.to_owned(), launches: 2, total_ns };
+        let kernel = |name: &str, total_ns, bytes, operations| KernelTime {
+            kernel: name.to_owned(),
+            launches: 2,
+            total_ns,
+            bytes,
+            operations,
+        };
         let shown = profile(&Profile {
             enabled: true,
-            kernels: vec![kernel("gemv", 3_000_000), kernel("norm", 1_000_000)],
+            request: Some("chatcmpl-1".to_owned()),
+            limits: Some(Limits { read_bytes_per_s: 20e9, operations_per_s: 100e9 }),
+            // Reads 30 MB in 3 ms, at half the limit; computes at a tenth of it, which counts for less.
+            kernels: vec![kernel("gemv", 3_000_000, 30_000_000, 30_000_000), kernel("norm", 1_000_000, 0, 0)],
         });
         assert_eq!(
             shown,
             "\
-KERNEL  LAUNCHES   TOTAL       MEAN   SHARE
-gemv           2  3.0 ms  1500.0 us  75.0 %
-norm           2  1.0 ms   500.0 us  25.0 %"
+KERNEL  LAUNCHES   TOTAL       MEAN   SHARE      READ  OF LIMIT
+gemv           2  3.0 ms  1500.0 us  75.0 %  28.6 MiB      50 %
+norm           2  1.0 ms   500.0 us  25.0 %         -         -
+
+Request  chatcmpl-1
+Limits   reading 20.0 GB/s, computing 100 GFLOP/s, measured on this device"
         );
         assert!(profile(&Profile::default()).contains("device.profiling"));
     }

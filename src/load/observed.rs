@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use axectl::protocol;
-
+use super::profiled::Profiled;
 use crate::admin::Board;
 use crate::decode::{Backend, BackendError, Generation, Memory, Sampling, Texts};
 use crate::device::Device;
@@ -13,6 +12,7 @@ pub(super) struct Observed {
     pub(super) backend: Box<dyn Backend>,
     pub(super) device: Device,
     pub(super) board: Arc<Board>,
+    pub(super) profiled: Profiled,
 }
 
 impl Backend for Observed {
@@ -21,6 +21,7 @@ impl Backend for Observed {
         prompt: &[u32],
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        self.profiled.begin(&self.device, &self.board);
         self.backend.start(prompt, sampling)
     }
 
@@ -29,6 +30,7 @@ impl Backend for Observed {
         texts: Texts<'_>,
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        self.profiled.begin(&self.device, &self.board);
         self.backend.infill(texts, sampling)
     }
 
@@ -38,20 +40,7 @@ impl Backend for Observed {
 
     /// The engine asks after every job: the moment to show what kernels took, too.
     fn memory(&self) -> Memory {
-        match self.device.profile() {
-            Ok(times) => self.board.pin_profile(protocol::Profile {
-                enabled: self.device.is_profiling(),
-                kernels: times
-                    .into_iter()
-                    .map(|time| protocol::KernelTime {
-                        kernel: format!("{}: {}", time.program, time.kernel),
-                        launches: time.launches,
-                        total_ns: time.total_ns,
-                    })
-                    .collect(),
-            }),
-            Err(error) => tracing::debug!(%error, "no kernel times"),
-        }
+        self.profiled.show(&self.device, &self.board);
         self.backend.memory()
     }
 }
