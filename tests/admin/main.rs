@@ -6,6 +6,7 @@ mod axectl;
 mod logs;
 mod machines;
 mod permissions;
+mod profile;
 mod robustness;
 mod routes;
 mod support;

@@ -166,6 +166,32 @@ impl Daemon {
     }
 }
 
+/// The admin server alone, over somebody's board.
+pub struct Face {
+    socket: PathBuf,
+    _directory: tempfile::TempDir,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Face {
+    pub async fn over(board: Arc<Board>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("admin.sock");
+        let policy = Policy::new(None).unwrap();
+        let listener = Listener::bind(&socket, policy.gid()).await.unwrap();
+        let (_, control) = LogControl::new::<tracing_subscriber::Registry>("info").unwrap();
+        let server = Server::new(board, policy, LogRing::new(10), control);
+        let (stop, stopped) = oneshot::channel::<()>();
+        tokio::spawn(async move { server.serve(listener, async { drop(stopped.await) }).await });
+        Self { socket, _directory: directory, _stop: stop }
+    }
+
+    /// A client for answers that take long.
+    pub fn patient(&self) -> Client {
+        Client::new(&self.socket, Duration::from_secs(120))
+    }
+}
+
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.engine.shutdown();

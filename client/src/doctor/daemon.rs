@@ -314,11 +314,6 @@ fn keys(config: &Config) -> Option<Finding> {
 }
 
 fn port(config: &Config, status: Option<&Status>) -> Finding {
-    let host = config.text("server.host").and_then(|host| host.parse::<IpAddr>().ok());
-    let port = config.value("server.port").and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok());
-    let (Some(host), Some(port)) = (host, port) else {
-        return Finding::skipped("port", "server.host and server.port are not known");
-    };
     let listens = status.and_then(|status| status.listen.as_deref()?.strip_prefix("http://")?.parse().ok());
     if let Some(address) = listens {
         return match healthy(address) {
@@ -330,6 +325,11 @@ fn port(config: &Config, status: Option<&Status>) -> Finding {
             ),
         };
     }
+    let host = config.text("server.host").and_then(|host| host.parse::<IpAddr>().ok());
+    let port = config.value("server.port").and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok());
+    let (Some(host), Some(port)) = (host, port) else {
+        return Finding::skipped("port", "server.host and server.port are not known");
+    };
     match TcpListener::bind(SocketAddr::new(host, port)) {
         Ok(_) => Finding::ok("port", format!("{host} port {port} is free")),
         Err(error) => Finding::fail(
