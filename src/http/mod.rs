@@ -24,6 +24,7 @@ mod cors;
 mod error;
 mod exchange;
 mod fields;
+mod forced;
 mod generation;
 mod health;
 mod infill;
@@ -37,6 +38,7 @@ mod server;
 mod sse;
 mod studio;
 mod tokens;
+mod tools;
 mod turn;
 
 use std::sync::{Arc, PoisonError, RwLock};
