@@ -6,6 +6,7 @@ mod checkpoint;
 mod diffusion;
 mod observed;
 mod planned;
+mod profiled;
 mod published;
 mod stamp;
 pub mod startup;
