@@ -11,7 +11,7 @@ use tower_http::compression::CompressionLayer;
 
 use super::error::ApiError;
 use super::fields::quoted;
-use super::{App, auth, chat, completions, cors, exchange, health, metrics, models, studio, tokens};
+use super::{App, auth, chat, completions, cors, edit, exchange, health, metrics, models, studio, tokens};
 
 /// All routes of the public face.
 pub fn router(app: Arc<App>) -> Router {
@@ -26,6 +26,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/health", gets(get(health::health)))
         .route("/ready", gets(get(health::ready)))
         .route("/metrics", gets(get(metrics::show)))
+        .route("/edit", both(get(studio::editor).post(edit::edit)))
         .merge(studio::routes())
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
@@ -42,6 +43,10 @@ pub(super) fn posts(route: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
 
 pub(super) fn gets(route: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
     route.options(|| async { options("GET, HEAD, OPTIONS") })
+}
+
+fn both(route: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
+    route.options(|| async { options("GET, HEAD, OPTIONS, POST") })
 }
 
 /// What `OPTIONS` gets when it is not a browser's preflight.
