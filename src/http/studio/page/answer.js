@@ -1,26 +1,15 @@
 // One answer on the page: its thoughts, its text as it settles, the scrubber and the figures.
 
 import { DraftView } from "./draft.js";
+import { make, seconds } from "./page.js";
 import { bars, line } from "./plots.js";
 import { Recording } from "./recording.js";
-
-function make(name, className, text) {
-  const node = document.createElement(name);
-  if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
-  return node;
-}
 
 function button(label, className, act) {
   const node = make("button", className, label);
   node.type = "button";
   node.addEventListener("click", act);
   return node;
-}
-
-function seconds(value) {
-  if (value < 0.1) return `${(1000 * value).toFixed(1)} ms`;
-  return value < 10 ? `${value.toFixed(2)} s` : `${value.toFixed(1)} s`;
 }
 
 /** The view of one answer, live or remembered. */
