@@ -44,6 +44,7 @@ const FILES: &[Asset] = &[
     asset!("paper.js", SCRIPT),
     asset!("plots.js", SCRIPT),
     asset!("recording.js", SCRIPT),
+    asset!("replay.js", SCRIPT),
     asset!("settings.js", SCRIPT),
     asset!("store.js", SCRIPT),
     asset!("studio.css", STYLE),

@@ -5,6 +5,7 @@ import { History } from "./history.js";
 import { announcer, backends, element, make, openPanel, seconds, state, toast, watch } from "./page.js";
 import { Paper } from "./paper.js";
 import { Recording } from "./recording.js";
+import { replay } from "./replay.js";
 import { Settings } from "./settings.js";
 import { keep, recall } from "./store.js";
 
@@ -112,6 +113,7 @@ function problem(text) {
 
 async function edit(seed) {
   if (running || !backend) return;
+  reviewed?.row?.halt();
   reviewed = null;
   problem();
   const body = request(seed);
@@ -146,24 +148,28 @@ async function edit(seed) {
   }
   running = null;
   watch(ready);
-  if (done) review(before, done);
+  if (done) review({ before, done, recording, view });
   else back();
 }
 
 /** The text again, to be typed in. */
 function back() {
+  reviewed?.row?.halt();
   reviewed = null;
   paper.typed();
   told();
 }
 
-function review(before, done) {
+function review({ before, done, recording, view }) {
   if (done.document === before) {
     back();
     toast("The model would leave it as it is.");
     return;
   }
-  reviewed = { before, done };
+  const drafts = recording.frames.some((frame) => frame.d !== undefined);
+  const row = drafts && recording.length > 1 ? replay(recording, (moment) => (moment ? view.moment(moment) : paper.show(["diff"]))) : null;
+  element("replay").replaceChildren(...(row ? [row] : []));
+  reviewed = { done, row };
   paper.compared(before, done.document);
   const { stats, usage } = done;
   const facts = [
@@ -191,11 +197,9 @@ function review(before, done) {
 function accept() {
   if (!reviewed) return;
   const { document: text, start, end } = reviewed.done;
-  reviewed = null;
   history.push({ text, start: units(text, start), end: units(text, end) });
+  back();
   put(history.now);
-  paper.typed();
-  told();
   announce("Accepted.");
   element("instruction").focus();
   paper.paint();

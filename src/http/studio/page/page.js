@@ -10,6 +10,14 @@ export function make(name, className, text) {
   return node;
 }
 
+/** A button that does something. */
+export function button(label, className, act) {
+  const node = make("button", className, label);
+  node.type = "button";
+  node.addEventListener("click", act);
+  return node;
+}
+
 /** Makes a place whose text screen readers say; returns what says it. */
 export function announcer() {
   const place = make("p", "quiet");

@@ -63,7 +63,7 @@ export class Paper {
     this.paint();
   }
 
-  /** A part of the text as it is being written. Returns the view that its drafts go to. */
+  /** A part of the text as it is being written. Returns the view that its drafts go to, and moments of its recording. */
   drafted(before, part, after) {
     const [settled, draft, old] = [make("span", "settled"), new DraftView(), make("span", "old", part)];
     const gap = make("span", "gap");
@@ -81,13 +81,17 @@ export class Paper {
         draft.clear();
         settled.textContent = text;
       },
+      moment: ({ text, tokens }) => {
+        settled.textContent = text;
+        draft.show(tokens);
+        this.show(["draft"]);
+      },
     };
   }
 
   /** What an edit changed. */
   compared(before, after) {
-    const rows = diffRows(before, after);
-    element("diff").replaceChildren(...rows);
+    element("diff").replaceChildren(...diffRows(before, after));
     this.show(["diff"]);
     element("diff").querySelector("ins, del")?.scrollIntoView({ block: "center" });
   }
