@@ -26,6 +26,7 @@ mod edit;
 mod error;
 mod exchange;
 mod fields;
+mod forced;
 mod generation;
 mod health;
 mod infill;
@@ -39,6 +40,7 @@ mod server;
 mod sse;
 mod studio;
 mod tokens;
+mod tools;
 mod turn;
 
 use std::sync::{Arc, PoisonError, RwLock};

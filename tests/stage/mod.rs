@@ -388,6 +388,11 @@ impl Stage {
         Self::with(script, queue_capacity, thinker)
     }
 
+    /// An engine over a model with this template and these control tokens.
+    pub fn speaking(script: Script, template: String, control: &'static [&'static str]) -> Self {
+        Self::with(script, 4, move |backend| speaker(backend, &template, control))
+    }
+
     /// An engine over a causal model that was trained to fill gaps.
     fn filling_in_the_middle(script: Script) -> Self {
         Self::with(script, 4, |backend| {
@@ -399,7 +404,7 @@ impl Stage {
         })
     }
 
-    fn with(
+    pub fn with(
         script: Script,
         queue_capacity: usize,
         load: impl FnOnce(Scripted) -> Loaded + Send + 'static,
@@ -443,8 +448,13 @@ pub fn loaded(backend: impl Backend + 'static, template: Option<&str>) -> Loaded
 
 /// A model that can think around a script; one that denoises if the script does.
 fn thinker(backend: Scripted) -> Loaded {
-    let tokenizer = tokenizer_with(&["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"]);
-    let template = Some(ChatTemplate::new(THINKING_TEMPLATE, &tokenizer).unwrap());
+    speaker(backend, THINKING_TEMPLATE, &["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"])
+}
+
+/// A model with this template and these control tokens behind those of [`tokenizer`].
+pub fn speaker(backend: Scripted, template: &str, control: &[&str]) -> Loaded {
+    let tokenizer = tokenizer_with(control);
+    let template = Some(ChatTemplate::new(template, &tokenizer).unwrap());
     let kind = match backend.0.denoises {
         true => ModelKind::BlockDiffusion { canvas: CANVAS, max_steps: 48 },
         false => ModelKind::Causal,
@@ -487,6 +497,13 @@ impl Server {
     pub async fn thinking(script: Script, toml: &str) -> Self {
         let stage = tokio::task::spawn_blocking(move || Stage::thinking(script, 4)).await.unwrap();
         Self::over(stage, &config(toml)).await
+    }
+
+    /// Serves `script` as a model with this template and these control tokens.
+    pub async fn speaking(script: Script, template: &str, control: &'static [&'static str]) -> Self {
+        let template = template.to_owned();
+        let stage = tokio::task::spawn_blocking(move || Stage::speaking(script, template, control));
+        Self::over(stage.await.unwrap(), &config("")).await
     }
 
     /// Serves `script` as a causal model that was trained to fill gaps.
