@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `POST /v1/chat/completions` | a chat reply, whole or as server-sent events |
 //! | `POST /v1/completions` | the continuation of a text or of token ids |
+//! | `POST /edit` | a text with a part, or all of it, written anew, see `edit/` |
 //! | `POST /tokenize`, `POST /detokenize` | texts or messages to token ids, and back |
 //! | `GET /v1/models`, `GET /v1/models/{id}` | the served model |
 //! | `GET /health` | the process lives |
@@ -22,6 +23,7 @@ mod completions;
 mod connection;
 mod cors;
 mod door;
+mod edit;
 mod error;
 mod exchange;
 mod face;

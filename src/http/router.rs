@@ -9,7 +9,9 @@ use tower_http::compression::CompressionLayer;
 
 use super::error::ApiError;
 use super::fields::quoted;
-use super::{Face, auth, chat, completions, cors, door, exchange, health, metrics, models, studio, tokens};
+use super::{
+    Face, auth, chat, completions, cors, door, edit, exchange, health, metrics, models, studio, tokens,
+};
 
 /// All routes of the public face.
 pub fn router(face: impl Into<Face>) -> Router {
@@ -25,6 +27,7 @@ pub fn router(face: impl Into<Face>) -> Router {
         .route("/health", gets(get(health::health)))
         .route("/ready", gets(get(health::ready)))
         .route("/metrics", gets(get(metrics::show)))
+        .route("/edit", both(get(studio::editor).post(edit::edit)))
         .merge(studio::routes())
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
@@ -42,6 +45,10 @@ pub(super) fn posts(route: MethodRouter<Face>) -> MethodRouter<Face> {
 
 pub(super) fn gets(route: MethodRouter<Face>) -> MethodRouter<Face> {
     route.options(|| async { options("GET, HEAD, OPTIONS") })
+}
+
+fn both(route: MethodRouter<Face>) -> MethodRouter<Face> {
+    route.options(|| async { options("GET, HEAD, OPTIONS, POST") })
 }
 
 /// What `OPTIONS` gets when it is not a browser's preflight.
