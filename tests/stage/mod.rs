@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+pub mod troupe;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -394,6 +396,11 @@ impl Stage {
         Self::with(Script::saying(""), queue_capacity, move |_| load())
     }
 
+    /// An engine over a model with this template and these control tokens.
+    pub fn speaking(script: Script, template: String, control: &'static [&'static str]) -> Self {
+        Self::with(script, 4, move |backend| speaker(backend, &template, control))
+    }
+
     /// An engine over a causal model that was trained to fill gaps.
     fn filling_in_the_middle(script: Script) -> Self {
         Self::with(script, 4, |backend| {
@@ -408,7 +415,7 @@ impl Stage {
         })
     }
 
-    fn with(
+    pub fn with(
         script: Script,
         queue_capacity: usize,
         load: impl FnOnce(Scripted) -> Loaded + Send + 'static,
@@ -453,21 +460,34 @@ pub fn loaded(backend: impl Backend + 'static, template: Option<&str>) -> Loaded
 
 /// A model that can think around a script; one that denoises if the script does.
 fn thinker(backend: Scripted) -> Loaded {
+    speaker(backend, THINKING_TEMPLATE, &THINKING_TOKENS)
+}
+
+/// A causal model that can think around a backend of any kind.
+pub fn thinking(backend: impl Backend + 'static) -> Loaded {
+    over(backend, THINKING_TEMPLATE, &THINKING_TOKENS)
+}
+
+/// A causal model with this template and these control tokens behind those of [`tokenizer`].
+fn over(backend: impl Backend + 'static, template: &str, control: &[&str]) -> Loaded {
+    let tokenizer = tokenizer_with(control);
+    let template = Some(ChatTemplate::new(template, &tokenizer).unwrap());
+    let Loaded { backend, model } = loaded(backend, None);
+    Loaded { backend, model: Model { tokenizer: tokenizer.into(), template, ..model } }
+}
+
+/// A model with this template and these control tokens behind those of [`tokenizer`].
+pub fn speaker(backend: Scripted, template: &str, control: &[&str]) -> Loaded {
     let kind = match backend.0.denoises {
         true => ModelKind::BlockDiffusion { canvas: CANVAS, max_steps: 48 },
         false => ModelKind::Causal,
     };
-    let Loaded { backend, model } = thinking(backend);
+    let Loaded { backend, model } = over(backend, template, control);
     Loaded { backend, model: Model { kind, ..model } }
 }
 
-/// A causal model that can think around a backend.
-pub fn thinking(backend: impl Backend + 'static) -> Loaded {
-    let tokenizer = tokenizer_with(&["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"]);
-    let template = Some(ChatTemplate::new(THINKING_TEMPLATE, &tokenizer).unwrap());
-    let Loaded { backend, model } = loaded(backend, None);
-    Loaded { backend, model: Model { tokenizer: tokenizer.into(), template, ..model } }
-}
+/// Control tokens of a model that can think.
+const THINKING_TOKENS: [&str; 4] = ["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"];
 
 /// A configuration from TOML text.
 pub fn config(toml: &str) -> Config {
@@ -503,6 +523,13 @@ impl Server {
     pub async fn thinking(script: Script, toml: &str) -> Self {
         let stage = tokio::task::spawn_blocking(move || Stage::thinking(script, 4)).await.unwrap();
         Self::over(stage, &config(toml)).await
+    }
+
+    /// Serves `script` as a model with this template and these control tokens.
+    pub async fn speaking(script: Script, template: &str, control: &'static [&'static str]) -> Self {
+        let template = template.to_owned();
+        let stage = tokio::task::spawn_blocking(move || Stage::speaking(script, template, control));
+        Self::over(stage.await.unwrap(), &config("")).await
     }
 
     /// Serves `script` as a causal model that was trained to fill gaps.
