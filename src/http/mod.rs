@@ -16,11 +16,13 @@
 //! the shape `{"error": {"message", "type", "param", "code"}}`.
 
 mod auth;
+mod bias;
 mod body;
 mod calls;
 mod chat;
 mod completions;
 mod connection;
+mod constrained;
 mod cors;
 mod door;
 mod edit;
@@ -32,6 +34,7 @@ mod forced;
 mod generation;
 mod health;
 mod infill;
+mod logprobs;
 mod messages;
 mod metrics;
 mod models;

@@ -180,6 +180,12 @@ impl ReplyText {
         self.content.flush(&mut out.content);
     }
 
+    /// Bytes of content so far, what is held back or was cut off included, and bytes that it was made of. What may become
+    /// a call of a tool is not counted yet.
+    pub fn content_place(&self) -> (usize, usize) {
+        self.content.place()
+    }
+
     /// How many tokens belonged to the thinking channel, its markers and name included.
     pub fn reasoning_tokens(&self) -> usize {
         self.reasoning_tokens
