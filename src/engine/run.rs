@@ -148,7 +148,8 @@ pub(super) fn run(
         let Parts { content: text, reasoning, calls } = rest;
         queued.sender.send(Event::Commit { tokens: Vec::new(), text, reasoning, calls });
     }
-    let (stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
+    let (mut stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
+    stats.stopped_by = reply.text.stopped();
     let key = queued.account.as_ref().and_then(|account| account.name());
     log(&queued.request.id, key, &reason, usage, &stats);
     if let Some(account) = &queued.account {
@@ -362,6 +363,7 @@ impl Clock {
             denoising: denoised.stats,
             blocks,
             canvas_steps: denoised.canvas_steps,
+            stopped_by: None,
         };
         (stats, ran_s - prefill_s)
     }

@@ -11,13 +11,19 @@ use tower_http::compression::CompressionLayer;
 
 use super::error::ApiError;
 use super::fields::quoted;
-use super::{App, auth, chat, completions, cors, exchange, health, metrics, models, studio, tokens};
+use super::{
+    App, anthropic, auth, chat, completions, cors, exchange, health, metrics, models, responses, studio,
+    tokens,
+};
 
 /// All routes of the public face.
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/chat/completions", posts(post(chat::complete)))
         .route("/v1/completions", posts(post(completions::complete)))
+        .route("/v1/responses", posts(post(responses::respond)))
+        .route("/v1/messages", posts(post(anthropic::messages)))
+        .route("/v1/messages/count_tokens", posts(post(anthropic::count_tokens)))
         .route("/tokenize", posts(post(tokens::tokenize)))
         .route("/detokenize", posts(post(tokens::detokenize)))
         .route("/v1/models", gets(get(models::list)))
@@ -31,6 +37,7 @@ pub fn router(app: Arc<App>) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(CompressionLayer::new())
         .layer(from_fn_with_state(Arc::clone(&app), auth::check))
+        .layer(from_fn(anthropic::dress))
         .layer(from_fn_with_state(Arc::clone(&app), cors::allow))
         .layer(from_fn(exchange::follow))
         .with_state(app)
