@@ -102,6 +102,13 @@ impl ApiError {
         self
     }
 
+    /// The same about a field inside of the object `field`.
+    pub(super) fn within(mut self, field: &str) -> Self {
+        self.0.message = self.0.message.replacen('`', &format!("`{field}."), 1);
+        self.0.param = self.0.param.map(|param| format!("{field}.{param}"));
+        self
+    }
+
     /// The same about a request that was brought into other words: parts of the text, and what they are told as.
     pub(super) fn reworded(mut self, names: &[(&str, &str)]) -> Self {
         for (name, told) in names {

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::Request;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderName, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -11,6 +11,10 @@ use crate::http::error::ApiError;
 
 /// Where errors have this shape.
 const ROOT: &str = "/v1/messages";
+
+/// What is said of the body that is replaced.
+const OF_BODY: [HeaderName; 4] =
+    [header::CONTENT_LENGTH, header::CONTENT_TYPE, header::CONTENT_ENCODING, header::TRANSFER_ENCODING];
 
 /// Gives errors of these routes their shape, whoever has made them.
 pub(in crate::http) async fn dress(request: Request, next: Next) -> Response {
@@ -22,7 +26,7 @@ pub(in crate::http) async fn dress(request: Request, next: Next) -> Response {
             let status = response.status();
             let mut dressed = (status, Json(shape(status, error))).into_response();
             for (name, value) in response.headers() {
-                if name != header::CONTENT_LENGTH && name != header::CONTENT_TYPE {
+                if !OF_BODY.contains(name) {
                     dressed.headers_mut().append(name, value.clone());
                 }
             }

@@ -117,7 +117,7 @@ fn declarations(tools: Value) -> Result<Value, ApiError> {
 fn choice(choice: Option<Map<String, Value>>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let Some(choice) = choice else { return Ok(()) };
     let mut choice = Fields::new(choice);
-    let told = |error: ApiError| error.param("tool_choice");
+    let told = |error: ApiError| error.within("tool_choice");
     if let Some(one) = choice.boolean("disable_parallel_tool_use").map_err(told)? {
         chat.insert("parallel_tool_calls".to_owned(), (!one).into());
     }
@@ -159,7 +159,7 @@ fn thinking(
         return Ok((knows && !said).then_some("none"));
     };
     let mut thinking = Fields::new(thinking);
-    let told = |error: ApiError| error.param("thinking");
+    let told = |error: ApiError| error.within("thinking");
     let budget = thinking.integer("budget_tokens", 1, i64::MAX).map_err(told)?;
     let kind = thinking.string("type").map_err(told)?;
     match kind.as_deref() {
@@ -191,7 +191,7 @@ fn output(config: Option<Map<String, Value>>, chat: &mut Map<String, Value>) -> 
     let Some(config) = config else { return Ok(()) };
     let mut config = Fields::new(config);
     config.take("effort");
-    let Some(format) = config.object("format").map_err(|error| error.param("output_config"))? else {
+    let Some(format) = config.object("format").map_err(|error| error.within("output_config"))? else {
         return Ok(());
     };
     let schema = match (format.get("type").and_then(Value::as_str), format.get("schema")) {

@@ -133,12 +133,11 @@ pub(super) fn translate(mut fields: Fields) -> Result<(Fields, Repeated), ApiErr
     }
     if let Some(text) = fields.object("text")? {
         let mut text = Fields::new(text);
-        if let Some(format) = text.object("format").map_err(|error| error.param("text.format"))? {
+        if let Some(format) = text.object("format").map_err(|error| error.within("text"))? {
             chat.insert("response_format".to_owned(), format_of(format));
         }
         let medium = |value: &Value| value == "medium";
-        text.refuse("verbosity", "is not supported", medium)
-            .map_err(|error| error.param("text.verbosity"))?;
+        text.refuse("verbosity", "is not supported", medium).map_err(|error| error.within("text"))?;
     }
     if let Some(metadata) = fields.take("metadata").filter(|metadata| !metadata.is_object()) {
         return Err(wrong("metadata", &metadata, "an object"));
