@@ -178,7 +178,6 @@ async fn what_is_not_supported_is_refused_by_name_unless_it_asks_for_nothing() {
         ("response_format", json!({"type": "json_object"}), json!({"type": "text"})),
         ("logprobs", json!(true), json!(false)),
         ("top_logprobs", json!(5), json!(0)),
-        ("echo", json!(true), json!(false)),
         ("suffix", json!("x"), json!("")),
         ("best_of", json!(2), json!(1)),
         ("logit_bias", json!({"50": 1}), json!({})),
@@ -352,7 +351,6 @@ async fn wrong_text_prompts_are_named() {
         assert_eq!(error["param"], param, "{prompt}: {error}");
     }
     for (field, refused, accepted) in [
-        ("echo", json!(true), json!(false)),
         ("suffix", json!("x"), json!("")),
         ("best_of", json!(2), json!(1)),
         ("logprobs", json!(3), json!(null)),
