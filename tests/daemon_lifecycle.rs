@@ -13,6 +13,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use axe::admin::Board;
+use axe::config::Config;
+use axe::daemon::Source;
+use axe::decode::{BackendError, Memory};
+use axe::engine::{LoadProgress, Loaded, Loader};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
@@ -23,17 +28,40 @@ use stage::{PATIENCE, Script, Scripted, TEMPLATE, config, loaded};
 #[ignore = "run by other tests, as a child process"]
 fn scripted_daemon() {
     let toml = std::env::var("TEST_CONFIG").expect("set by the parent");
-    let script = Arc::new(Script::endless().pace(Duration::from_millis(10)));
-    let outcome = axe::daemon::run(config(&toml), move |progress, _| {
-        progress.report(0.5, "raising the curtain");
-        std::thread::sleep(Duration::from_millis(200));
-        Ok(loaded(Scripted(script), Some(TEMPLATE)))
-    });
-    if let Err(error) = outcome {
+    if let Err(error) = axe::daemon::run(config(&toml), Theatre(toml)) {
         eprintln!("axed: {error}");
-        std::process::exit(1);
+        std::process::exit(error.status().into());
     }
     std::process::exit(0);
+}
+
+/// Where the scripted daemon's configuration and model come from.
+struct Theatre(String);
+
+impl Source for Theatre {
+    fn config(&self) -> Result<Config, BackendError> {
+        Ok(config(&self.0))
+    }
+
+    fn loader(&self, _config: &Config, _board: &Arc<Board>) -> Result<Box<dyn Loader>, BackendError> {
+        Ok(Box::new(Stagehand))
+    }
+}
+
+/// Loads the scripted model.
+struct Stagehand;
+
+impl Loader for Stagehand {
+    fn load(&mut self, progress: &LoadProgress) -> Result<Loaded, BackendError> {
+        progress.report(0.5, "raising the curtain");
+        std::thread::sleep(Duration::from_millis(200));
+        let script = Script::endless().pace(Duration::from_millis(10));
+        Ok(loaded(Scripted(Arc::new(script)), Some(TEMPLATE)))
+    }
+
+    fn fits_beside(&mut self, _held: Memory) -> Result<bool, BackendError> {
+        Ok(true)
+    }
 }
 
 /// A running scripted daemon that speaks to a supervisor.

@@ -99,6 +99,8 @@ pub enum Command {
     },
     /// Show the time spent in each kernel (needs `device.profiling = true` in daemon.toml)
     Profile,
+    /// Read daemon.toml anew, and load the model if another one is wanted; waits until it is done
+    Reload,
     /// Accept no more jobs, finish those at hand, then end the daemon
     Drain,
     /// Change what is logged, until the next start

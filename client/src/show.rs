@@ -3,16 +3,18 @@
 mod bench;
 mod config;
 mod doctor;
+mod reload;
 
 use axectl::protocol::{
-    CancelResult, Drain, Gpu, Job, JobState, Kernels, Level, LogLevel, LogLine, Memory, Profile, Queue,
-    Status, Version,
+    CancelResult, Drain, Faults, Gpu, Job, JobState, Kernels, Level, LogLevel, LogLine, Memory, Profile,
+    Queue, Status, Version,
 };
 use comfy_table::{CellAlignment, Table, presets::NOTHING};
 
 pub use bench::bench;
 pub use config::config;
 pub use doctor::doctor;
+pub use reload::reload;
 
 use crate::units::{bytes, duration, known, plain, rate};
 
@@ -66,7 +68,14 @@ pub fn status(status: &Status) -> String {
         sheet.line("", format!("{}, driver {}", plain(&device.platform), plain(&device.driver)));
     }
     sheet.line("Kernels", known(status.kernels.as_ref(), kernels));
-    sheet.line("Memory", known(status.memory.as_ref(), memory));
+    let away = if status.unloaded { " (put away: the next request has it loaded again)" } else { "" };
+    sheet.line("Memory", format!("{}{away}", known(status.memory.as_ref(), memory)));
+    if let Some(loading) = &status.loading {
+        sheet.line("Loading", reload::loading(loading));
+    }
+    if let Some(state) = &status.reload {
+        sheet.line("Reload", reload::state(state));
+    }
     sheet.line("Slot", status.running.as_ref().map_or_else(|| "idle".to_owned(), slot));
     sheet.line("Queue", format!("{} waiting, room for {}", status.waiting, status.capacity));
     let counters = &status.counters;
@@ -95,6 +104,9 @@ pub fn status(status: &Status) -> String {
             rate(counters.completion_tokens, counters.decode_s)
         ),
     );
+    if status.faults != Faults::default() {
+        sheet.line("Faults", reload::faults(&status.faults));
+    }
     sheet.finish(&status.warnings)
 }
 

@@ -10,6 +10,7 @@ use opencl3::kernel as krn;
 
 use super::context::{Device, Shared};
 use super::error::{ClCode, DeviceError};
+use super::fault;
 use super::handle::Handle;
 use super::memory::Buffer;
 use super::program::{Kernel, KernelInner, Param};
@@ -169,6 +170,7 @@ fn enqueue(
     size: &WorkSize,
     work: Work,
 ) -> Result<(), DeviceError> {
+    fault::strike(&kernel.name)?;
     let mut event = ptr::null_mut();
     let wanted: *mut sys::cl_event = if shared.profiler.is_some() { &raw mut event } else { ptr::null_mut() };
     // SAFETY: queue and kernel are live and of one context; the sizes have `dims` numbers each; the callers set all

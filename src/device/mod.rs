@@ -8,6 +8,7 @@ mod checks;
 mod context;
 mod discover;
 mod error;
+mod fault;
 mod handle;
 mod launch;
 mod matrix_unit;

@@ -48,6 +48,18 @@ pub struct Status {
     pub capacity: usize,
     /// What happened since the start.
     pub counters: Counters,
+    /// The model was put away for want of work; the next request has it loaded again.
+    #[serde(default)]
+    pub unloaded: bool,
+    /// The model that is being loaded, if one is.
+    #[serde(default)]
+    pub loading: Option<super::Loading>,
+    /// The reload that is going on, or the last one.
+    #[serde(default)]
+    pub reload: Option<super::ReloadState>,
+    /// What the engine recovered from.
+    #[serde(default)]
+    pub faults: super::Faults,
     /// What the operator should look at, with the cure in each text.
     pub warnings: Vec<String>,
 }
