@@ -18,6 +18,7 @@ use serde::{Serialize, Serializer};
 use crate::decode::{BlockOptions, BlockSize};
 use crate::model::diffusion_gemma::{DenseWeights, ExpertWeights};
 use crate::ops::CacheKind;
+use crate::text::calls::Syntax;
 pub use change::{Change, Effect, changes};
 pub use keys::{ApiKey, RateLimits};
 use source::Sources;
@@ -168,6 +169,8 @@ pub struct ModelConfig {
     pub chat_template: Option<PathBuf>,
     /// Whether what the model thinks, between the tokens for it, is told apart from the reply.
     pub thoughts_apart: bool,
+    /// How calls of tools are looked for.
+    pub tool_calls: ToolCalls,
     /// Positions of the cache (prompt and output); chosen at start when unset.
     pub context_length: Option<usize>,
     /// What becomes of plain expert weights of a Hugging Face directory.
@@ -186,6 +189,19 @@ impl ModelConfig {
             || self.path.as_deref().and_then(Path::file_stem).map(|s| s.to_string_lossy().into_owned());
         self.served_name.clone().or_else(stem).unwrap_or_else(|| "model".to_owned())
     }
+}
+
+/// How calls of tools are looked for in what a model writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ToolCalls {
+    /// As the chat template shows that the model writes them.
+    Auto,
+    /// Tools are refused.
+    Off,
+    /// So, whatever the template says.
+    #[serde(untagged)]
+    As(Syntax),
 }
 
 /// What sort of device to use.
@@ -431,6 +447,18 @@ fn nonzero(n: u64) -> Option<usize> {
 /// No cache or reply is longer than this many tokens.
 const MOST_TOKENS: u64 = 16 << 20;
 
+fn read_tool_calls(s: &mut Sources) -> Result<ToolCalls, ConfigError> {
+    let known = |name: &String| ["auto", "off"].contains(&name.as_str()) || Syntax::from_name(name).is_some();
+    let names = Syntax::ALL.map(Syntax::name).join(", ");
+    let expected = format!("auto, off, {names}");
+    let name = s.checked("model.tool_calls", "auto".to_owned(), &expected, known)?;
+    Ok(match Syntax::from_name(&name) {
+        Some(syntax) => ToolCalls::As(syntax),
+        None if name == "off" => ToolCalls::Off,
+        None => ToolCalls::Auto,
+    })
+}
+
 fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
     Ok(ModelConfig {
         path: s.path("model.path")?,
@@ -438,6 +466,7 @@ fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
         aliases: s.any("model.aliases", Vec::new())?,
         chat_template: s.path("model.chat_template")?,
         thoughts_apart: s.any("model.thoughts_apart", true)?,
+        tool_calls: read_tool_calls(s)?,
         // One position for the prompt and one for the output are the least.
         context_length: nonzero(s.checked(
             "model.context_length",

@@ -172,13 +172,9 @@ async fn values_out_of_range_and_of_wrong_types_are_named() {
 #[tokio::test]
 async fn what_is_not_supported_is_refused_by_name_unless_it_asks_for_nothing() {
     let server = Server::start(Script::saying("x")).await;
-    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
     let cases = [
         ("n", json!(2), json!(1)),
-        ("tools", tool.clone(), json!([])),
         ("functions", json!([{"name": "f"}]), json!([])),
-        ("tool_choice", json!("required"), json!("none")),
-        ("tool_choice", json!({"type": "function"}), json!("auto")),
         ("response_format", json!({"type": "json_object"}), json!({"type": "text"})),
         ("logprobs", json!(true), json!(false)),
         ("top_logprobs", json!(5), json!(0)),
@@ -283,7 +279,10 @@ async fn every_role_and_shape_of_content_reaches_the_template() {
         {"role": "user"},
     ]);
     server.ask(CHAT, &json!({"messages": messages})).await;
-    let prompt = "[system]S\n[user]ab\n[assistant]\n[tool]T\n[user]\n[user]\n[assistant]";
+    // Calls and their results are text, since the template knows none.
+    let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+    let result = "<tool_response>\nT\n</tool_response>";
+    let prompt = format!("[system]S\n[user]ab\n[assistant]{call}\n[user]{result}\n\n\n[user]\n[assistant]");
     assert_eq!(text_of(&last_prompt(&server)[1..]), prompt);
 }
 

@@ -1,7 +1,7 @@
 //! Lost devices, passes that do not come back, panics: over scripted backends, and in built daemons with faults to order.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod served;
+mod operated;
 mod stage;
 
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use axe::device::{ClCode, DeviceError};
 use axe::engine::{
     Cause, EngineHandle, Faults, FinishReason, Loaded, Options, Request, State, Stop, SubmitError,
 };
+use operated::{Axed, causal, completion, until};
 use serde_json::Value;
-use served::{Axed, causal, completion, until};
 use stage::troupe::{engine, named, troupe};
 use stage::{Outcome, bytes, eventually, listen, say};
 

@@ -1,7 +1,7 @@
 //! The configuration read anew: live settings, other models, requests under way, and everything that can be wrong.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod served;
+mod operated;
 mod stage;
 
 use std::path::Path;
@@ -14,8 +14,8 @@ use axe::engine::{EngineHandle, LoadProgress, Loaded, Loader, Options, Request, 
 use axectl::client::ClientError;
 use axectl::protocol::{Change, Reload};
 use nix::sys::signal::Signal;
+use operated::{Axed, causal, completion, diffusion, until};
 use serde_json::{Value, json};
-use served::{Axed, causal, completion, diffusion, until};
 use stage::troupe::{Troupe, engine, named, troupe};
 use stage::{Script, Scripted, bytes, eventually, listen, say};
 

@@ -26,8 +26,10 @@ mod error;
 mod exchange;
 mod face;
 mod fields;
+mod forced;
 mod generation;
 mod health;
+mod infill;
 mod messages;
 mod metrics;
 mod models;
@@ -38,6 +40,7 @@ mod server;
 mod sse;
 mod studio;
 mod tokens;
+mod tools;
 mod turn;
 
 use std::sync::Arc;

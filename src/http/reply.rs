@@ -42,6 +42,8 @@ pub(super) struct Head {
     fingerprint: String,
     device: String,
     seed: u64,
+    /// Text before the reply that is part of the answer.
+    pub(super) echo: String,
 }
 
 impl Head {
@@ -58,6 +60,7 @@ impl Head {
             fingerprint: fingerprint(model),
             device: model.device.clone(),
             seed,
+            echo: String::new(),
         })
     }
 
@@ -93,7 +96,7 @@ impl Head {
                     choice["message"]["tool_calls"] = calls::whole(&self.id, 0, &called);
                 }
             }
-            Dialect::Text => choice["text"] = content.into(),
+            Dialect::Text => choice["text"] = format!("{}{content}", self.echo).into(),
         }
         choice["logprobs"] = Value::Null;
         choice["finish_reason"] = reason.into();
@@ -188,10 +191,11 @@ pub(super) async fn answer(
     prompt: Vec<u32>,
     generation: Generation,
 ) -> Result<Response, ApiError> {
-    let Generation { sampling, stop, stream, include_usage, calls } = generation;
-    let head = Head::new(dialect, app, model, sampling.seed)?;
+    let Generation { sampling, stop, stream, include_usage, suffix, echo, calls } = generation;
+    let head = Head { echo, ..Head::new(dialect, app, model, sampling.seed)? };
     let channels = dialect == Dialect::Chat;
-    let request = Request { id: head.id.clone(), prompt, sampling, stop, channels, drafts: false, calls };
+    let id = head.id.clone();
+    let request = Request { id, prompt, suffix, sampling, stop, channels, drafts: false, calls };
     let job = submit(app, request, dialect.prompt())?;
     if stream {
         return sse::respond(head, job.events, include_usage, app.server.ping_interval).await;

@@ -111,7 +111,7 @@ impl Daemon {
             stop: Stop { max_tokens: 5, ..Stop::default() },
             channels: true,
             drafts: false,
-            calls: None,
+            ..Request::default()
         };
         self.engine.submit(request).unwrap()
     }

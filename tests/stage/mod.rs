@@ -5,19 +5,19 @@
 
 pub mod troupe;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use axe::config::{Config, Override};
-use axe::decode::{Backend, BackendError, DenoisingStats, Generation, Memory, Sampling, Step};
+use axe::decode::{Backend, BackendError, DenoisingStats, Generation, Memory, Sampling, Step, Texts};
 use axe::engine::{
     Engine, EngineHandle, Event, Events, FinishReason, Loaded, Model, ModelKind, Options, State, Usage,
 };
 use axe::http::{App, serve};
-use axe::text::{ChatTemplate, TokenKind, Tokenizer, Vocabulary};
+use axe::text::{ChatTemplate, Fim, TokenKind, Tokenizer, Vocabulary};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
@@ -98,6 +98,10 @@ pub fn tokenizer() -> Tokenizer {
 
 /// As [`tokenizer`], with more control tokens at the end.
 fn tokenizer_with(control: &[&str]) -> Tokenizer {
+    Tokenizer::new(vocabulary_with(control)).unwrap()
+}
+
+fn vocabulary_with(control: &[&str]) -> Vocabulary {
     let mut names = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
     names.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
     let mut kinds = vec![TokenKind::Unknown, TokenKind::Control, TokenKind::Control];
@@ -106,7 +110,7 @@ fn tokenizer_with(control: &[&str]) -> Tokenizer {
     kinds.push(TokenKind::Normal);
     names.extend(control.iter().map(|&name| name.to_owned()));
     kinds.resize(names.len(), TokenKind::Control);
-    let vocabulary = Vocabulary {
+    Vocabulary {
         model: "llama".to_owned(),
         scores: vec![0.0; names.len()],
         tokens: names.iter().collect(),
@@ -117,9 +121,12 @@ fn tokenizer_with(control: &[&str]) -> Tokenizer {
         add_bos: Some(true),
         add_space_prefix: Some(false),
         ..Vocabulary::default()
-    };
-    Tokenizer::new(vocabulary).unwrap()
+    }
 }
+
+/// The tokens before the text before a gap, before that behind it, and before what stands between them, on a stage that
+/// fills gaps in the middle.
+pub const FIM: [u32; 3] = [260, 261, 262];
 
 /// A template that shows what it got.
 pub const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]";
@@ -143,6 +150,8 @@ pub struct Script {
     pub steps: AtomicUsize,
     /// Prompts started, with their sampling.
     pub started: Mutex<Vec<(Vec<u32>, Sampling)>>,
+    /// What gaps that were to be filled were followed by, and how much of the prompt was plain text.
+    pub suffixes: Mutex<Vec<(Vec<u32>, usize)>>,
     /// Generations that have ended.
     pub ended: AtomicUsize,
 }
@@ -165,6 +174,7 @@ impl Script {
             denoises: false,
             steps: AtomicUsize::new(0),
             started: Mutex::default(),
+            suffixes: Mutex::default(),
             ended: AtomicUsize::new(0),
         }
     }
@@ -255,18 +265,16 @@ impl Backend for Scripted {
         prompt: &[u32],
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError> {
-        let script = &*self.0;
-        script.started.lock().unwrap().push((prompt.to_vec(), sampling.clone()));
-        let play = (script.play)(prompt).into_iter();
-        Ok(Box::new(Playing {
-            script,
-            total: prompt.len(),
-            done: 0,
-            play: Box::new(play),
-            steps: 0,
-            denoised: DenoisingStats::default(),
-            open: false,
-        }))
+        Ok(Box::new(self.play(prompt, sampling, false)))
+    }
+
+    fn infill<'a>(
+        &'a mut self,
+        texts: Texts<'_>,
+        sampling: &Sampling,
+    ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        self.0.suffixes.lock().unwrap().push((texts.suffix.to_vec(), texts.plain));
+        Ok(Box::new(self.play(texts.prompt, sampling, true)))
     }
 
     fn context_length(&self) -> usize {
@@ -278,15 +286,34 @@ impl Backend for Scripted {
     }
 }
 
+impl Scripted {
+    fn play(&mut self, prompt: &[u32], sampling: &Sampling, fills: bool) -> Playing<'_> {
+        let script = &*self.0;
+        script.started.lock().unwrap().push((prompt.to_vec(), sampling.clone()));
+        Playing {
+            script,
+            total: prompt.len(),
+            done: 0,
+            play: (script.play)(prompt).into(),
+            steps: 0,
+            denoised: DenoisingStats::default(),
+            open: false,
+            fills,
+        }
+    }
+}
+
 struct Playing<'a> {
     script: &'a Script,
     total: usize,
     done: usize,
-    play: Box<dyn Iterator<Item = Step>>,
+    play: VecDeque<Step>,
     steps: usize,
     denoised: DenoisingStats,
     /// Whether the last step left a canvas unfinished.
     open: bool,
+    /// Whether it fills a gap, and so is complete at the end of the script.
+    fills: bool,
 }
 
 impl Playing<'_> {
@@ -317,13 +344,17 @@ impl Generation for Playing<'_> {
             self.done = (self.done + self.script.prefill_chunk).min(self.total);
             return Ok(Step::Prefill { done: self.done, total: self.total });
         }
-        let step = self.play.next().ok_or("the script is at its end")?;
+        let step = self.play.pop_front().ok_or("the script is at its end")?;
         self.count(&step);
         Ok(step)
     }
 
     fn cached_tokens(&self) -> usize {
         1
+    }
+
+    fn complete(&self) -> bool {
+        self.fills && self.play.is_empty()
     }
 
     fn denoising(&self) -> Option<DenoisingStats> {
@@ -359,7 +390,23 @@ impl Stage {
         Self::with(script, queue_capacity, thinker)
     }
 
-    fn with(
+    /// An engine over a model with this template and these control tokens.
+    pub fn speaking(script: Script, template: String, control: &'static [&'static str]) -> Self {
+        Self::with(script, 4, move |backend| speaker(backend, &template, control))
+    }
+
+    /// An engine over a causal model that was trained to fill gaps.
+    fn filling_in_the_middle(script: Script) -> Self {
+        Self::with(script, 4, |backend| {
+            let [prefix, suffix, middle] = FIM;
+            let mut vocabulary = vocabulary_with(&["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]);
+            vocabulary.fim = Some(Fim { prefix, suffix, middle });
+            let Loaded { backend, model } = loaded(backend, None);
+            Loaded { backend, model: Model { tokenizer: Tokenizer::new(vocabulary).unwrap(), ..model } }
+        })
+    }
+
+    pub fn with(
         script: Script,
         queue_capacity: usize,
         load: impl FnOnce(Scripted) -> Loaded + Send + 'static,
@@ -403,8 +450,13 @@ pub fn loaded(backend: impl Backend + 'static, template: Option<&str>) -> Loaded
 
 /// A model that can think around a script; one that denoises if the script does.
 fn thinker(backend: Scripted) -> Loaded {
-    let tokenizer = tokenizer_with(&["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"]);
-    let template = Some(ChatTemplate::new(THINKING_TEMPLATE, &tokenizer).unwrap());
+    speaker(backend, THINKING_TEMPLATE, &["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"])
+}
+
+/// A model with this template and these control tokens behind those of [`tokenizer`].
+pub fn speaker(backend: Scripted, template: &str, control: &[&str]) -> Loaded {
+    let tokenizer = tokenizer_with(control);
+    let template = Some(ChatTemplate::new(template, &tokenizer).unwrap());
     let kind = match backend.0.denoises {
         true => ModelKind::BlockDiffusion { canvas: CANVAS, max_steps: 48 },
         false => ModelKind::Causal,
@@ -447,6 +499,19 @@ impl Server {
     pub async fn thinking(script: Script, toml: &str) -> Self {
         let stage = tokio::task::spawn_blocking(move || Stage::thinking(script, 4)).await.unwrap();
         Self::over(stage, &config(toml)).await
+    }
+
+    /// Serves `script` as a model with this template and these control tokens.
+    pub async fn speaking(script: Script, template: &str, control: &'static [&'static str]) -> Self {
+        let template = template.to_owned();
+        let stage = tokio::task::spawn_blocking(move || Stage::speaking(script, template, control));
+        Self::over(stage.await.unwrap(), &config("")).await
+    }
+
+    /// Serves `script` as a causal model that was trained to fill gaps.
+    pub async fn filling_in_the_middle(script: Script) -> Self {
+        let stage = tokio::task::spawn_blocking(move || Stage::filling_in_the_middle(script)).await.unwrap();
+        Self::over(stage, &config("")).await
     }
 
     /// Serves an engine that is there already.

@@ -70,6 +70,7 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
         channels: true,
         drafts: true,
         calls: generation.calls,
+        ..engine::Request::default()
     };
     let seed = request.sampling.seed;
     let events = submit(&app, request, "messages")?.events;
