@@ -56,7 +56,7 @@ pub enum Event {
 /// A token of a reply's content.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ContentToken {
-    /// Byte of the content at which its text begins.
+    /// Byte of the content at which its text begins, or of the character that it is part of.
     pub start: usize,
     /// How probable it was.
     pub logprobs: TokenLogprobs,

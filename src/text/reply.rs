@@ -180,8 +180,8 @@ impl ReplyText {
         self.content.flush(&mut out.content);
     }
 
-    /// Bytes of content so far, what is held back or was cut off included, and bytes that it was made of. What may become
-    /// a call of a tool is not counted yet.
+    /// Bytes of content so far, of what is held back, was cut off or is not a whole character yet included, and bytes that
+    /// they were made of. What may become a call of a tool is not counted yet.
     pub fn content_place(&self) -> (usize, usize) {
         self.content.place()
     }
