@@ -141,6 +141,8 @@ pub struct Stats {
     pub blocks: Option<BlockStats>,
     /// Denoising steps of each canvas that was committed, in order.
     pub canvas_steps: Vec<usize>,
+    /// The stop string that ended the reply, by its place among the request's.
+    pub stopped_by: Option<usize>,
 }
 
 impl Stats {

@@ -274,6 +274,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse("prediction", "predicted output is not supported", |_| false)?;
     fields.refuse("verbosity", "verbosity is not supported", |_| false)?;
     fields.refuse("web_search_options", "web search is not supported", |_| false)?;
+    fields.refuse("moderation", "nothing here judges texts", |_| false)?;
     fields.refuse("echo", "the prompt is not repeated", off)?;
     fields.refuse("suffix", "text after the gap is not supported", |v| v == "")?;
     for no_effect in ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"] {

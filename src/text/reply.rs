@@ -196,6 +196,11 @@ impl ReplyText {
         self.calls.as_ref().map_or(0, Reader::calls)
     }
 
+    /// Which stop string has ended the reply.
+    pub fn stopped(&self) -> Option<usize> {
+        self.content.stopped()
+    }
+
     /// Whether the reply ended in the middle of a call.
     pub fn broke_off(&self) -> bool {
         self.calls.as_ref().is_some_and(Reader::unfinished)

@@ -58,6 +58,9 @@ pub const HAND_OVER: u32 = 262;
 /// Prints nothing and ends nothing, on a thinking stage.
 pub const SILENT: u32 = 263;
 
+/// Control tokens of a model that thinks and calls tools.
+const CHANNELS: &[&str] = &["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"];
+
 /// A template that can make the model think.
 pub const THINKING_TEMPLATE: &str = "{% if enable_thinking %}[think]{% endif %}\
     {% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]\
@@ -391,14 +394,14 @@ impl Stage {
         Self::with(script, queue_capacity, thinker)
     }
 
-    /// An engine over a model of another kind; the script is idle.
-    pub fn of(load: impl FnOnce() -> Loaded + Send + 'static, queue_capacity: usize) -> Self {
-        Self::with(Script::saying(""), queue_capacity, move |_| load())
-    }
-
     /// An engine over a model with this template and these control tokens.
     pub fn speaking(script: Script, template: String, control: &'static [&'static str]) -> Self {
         Self::with(script, 4, move |backend| speaker(backend, &template, control))
+    }
+
+    /// An engine over a model of another kind; the script is idle.
+    pub fn of(load: impl FnOnce() -> Loaded + Send + 'static, queue_capacity: usize) -> Self {
+        Self::with(Script::saying(""), queue_capacity, move |_| load())
     }
 
     /// An engine over a causal model that was trained to fill gaps.
@@ -460,34 +463,30 @@ pub fn loaded(backend: impl Backend + 'static, template: Option<&str>) -> Loaded
 
 /// A model that can think around a script; one that denoises if the script does.
 fn thinker(backend: Scripted) -> Loaded {
-    speaker(backend, THINKING_TEMPLATE, &THINKING_TOKENS)
+    speaker(backend, THINKING_TEMPLATE, CHANNELS)
 }
 
-/// A causal model that can think around a backend of any kind.
-pub fn thinking(backend: impl Backend + 'static) -> Loaded {
-    over(backend, THINKING_TEMPLATE, &THINKING_TOKENS)
-}
-
-/// A causal model with this template and these control tokens behind those of [`tokenizer`].
-fn over(backend: impl Backend + 'static, template: &str, control: &[&str]) -> Loaded {
-    let tokenizer = tokenizer_with(control);
-    let template = Some(ChatTemplate::new(template, &tokenizer).unwrap());
-    let Loaded { backend, model } = loaded(backend, None);
-    Loaded { backend, model: Model { tokenizer: tokenizer.into(), template, ..model } }
-}
-
-/// A model with this template and these control tokens behind those of [`tokenizer`].
+/// A model around a script, with this template and these control tokens behind those of [`tokenizer`].
 pub fn speaker(backend: Scripted, template: &str, control: &[&str]) -> Loaded {
     let kind = match backend.0.denoises {
         true => ModelKind::BlockDiffusion { canvas: CANVAS, max_steps: 48 },
         false => ModelKind::Causal,
     };
-    let Loaded { backend, model } = over(backend, template, control);
+    let Loaded { backend, model } = spoken(backend, template, control);
     Loaded { backend, model: Model { kind, ..model } }
 }
 
-/// Control tokens of a model that can think.
-const THINKING_TOKENS: [&str; 4] = ["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"];
+/// A causal model that can think around a backend.
+pub fn thinking(backend: impl Backend + 'static) -> Loaded {
+    spoken(backend, THINKING_TEMPLATE, CHANNELS)
+}
+
+fn spoken(backend: impl Backend + 'static, template: &str, control: &[&str]) -> Loaded {
+    let tokenizer = tokenizer_with(control);
+    let template = Some(ChatTemplate::new(template, &tokenizer).unwrap());
+    let Loaded { backend, model } = loaded(backend, None);
+    Loaded { backend, model: Model { tokenizer: tokenizer.into(), template, ..model } }
+}
 
 /// A configuration from TOML text.
 pub fn config(toml: &str) -> Config {

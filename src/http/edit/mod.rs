@@ -61,7 +61,7 @@ pub(super) async fn edit(State(app): State<Arc<App>>, request: Request) -> Resul
     if let Some(form) = Form::read(&mut fields)? {
         return Err(ApiError::unsupported(form.param, "an edit cannot be held to a form"));
     }
-    let asked = Asked::read(&mut fields, &app, Dialect::Chat).map_err(renamed)?;
+    let asked = Asked::read(&mut fields, &app, Dialect::Text).map_err(renamed)?;
     log_rest(&fields);
     drop(fields);
     let model = model(&app)?;
