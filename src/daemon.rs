@@ -6,6 +6,7 @@
 //! close. A second signal ends everything at once.
 
 mod journal;
+mod listen;
 mod logging;
 mod reload;
 mod supervisor;
@@ -17,7 +18,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
@@ -57,6 +57,15 @@ pub enum DaemonError {
         address: SocketAddr,
         /// What the system said.
         source: io::Error,
+    },
+    /// The socket that was handed over is open to the network.
+    #[error(
+        "refusing to serve {address} without an API key: set `server.api_key`, `server.api_key_file` or AXE_API_KEY, or \
+         let the socket's unit listen on 127.0.0.1"
+    )]
+    Exposed {
+        /// Where it listens.
+        address: SocketAddr,
     },
     /// The admin socket cannot be bound.
     #[error(transparent)]
@@ -161,10 +170,7 @@ async fn serve(
     // Where there is a terminal, this signal says that it is gone, and ends the program as it ends others.
     let hangups = (!io::stdin().is_terminal()).then(|| signal(SignalKind::hangup())).transpose();
     let hangups = hangups.map_err(system("listen for signals"))?;
-    let address = SocketAddr::new(config.server.host, config.server.port);
-    let listener =
-        TcpListener::bind(address).await.map_err(|source| DaemonError::Bind { address, source })?;
-    let address = listener.local_addr().map_err(|source| DaemonError::Bind { address, source })?;
+    let (listener, address) = listen::public(&config.server)?;
     let policy = Policy::new(config.admin.group.as_deref())?;
     let socket = bind_admin(&config, &policy).await?;
 

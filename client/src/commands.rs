@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use crate::{
     cli::{Arguments, Command},
+    doctor::Doctor,
     exit::Failure,
     show,
 };
@@ -78,6 +79,11 @@ pub async fn run(arguments: Arguments) -> Outcome {
         }
         Command::Config { set } => {
             tell(json, &client.get::<Config>("/config").await?, |config| show::config(config, set))
+        }
+        Command::Doctor { config, root } => {
+            let report = Doctor { root, client, config }.look().await;
+            tell(json, &report, show::doctor)?;
+            if report.failed == 0 { Ok(()) } else { Err(Failure::told(1)) }
         }
         Command::Bench { prompt, tokens, rounds } => {
             let asked = BenchRequest { prompt_tokens: prompt, completion_tokens: tokens, rounds };

@@ -131,6 +131,11 @@ impl Board {
         self.facts().config.clone()
     }
 
+    /// The job on the device, if any.
+    pub fn running_id(&self) -> Option<String> {
+        self.engine.status().running.map(|job| job.id)
+    }
+
     /// The engine that is looked at.
     pub(super) fn engine(&self) -> &EngineHandle {
         &self.engine

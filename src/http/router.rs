@@ -9,7 +9,10 @@ use tower_http::compression::CompressionLayer;
 
 use super::error::ApiError;
 use super::fields::quoted;
-use super::{Face, auth, chat, completions, cors, door, exchange, health, metrics, models, studio, tokens};
+use super::{
+    Face, anthropic, auth, chat, completions, cors, door, edit, exchange, health, metrics, models, responses,
+    studio, tokens,
+};
 
 /// All routes of the public face.
 pub fn router(face: impl Into<Face>) -> Router {
@@ -17,6 +20,9 @@ pub fn router(face: impl Into<Face>) -> Router {
     Router::new()
         .route("/v1/chat/completions", posts(post(chat::complete)))
         .route("/v1/completions", posts(post(completions::complete)))
+        .route("/v1/responses", posts(post(responses::respond)))
+        .route("/v1/messages", posts(post(anthropic::messages)))
+        .route("/v1/messages/count_tokens", posts(post(anthropic::count_tokens)))
         .route("/tokenize", posts(post(tokens::tokenize)))
         .route("/detokenize", posts(post(tokens::detokenize)))
         .route("/v1/models", gets(get(models::list)))
@@ -25,12 +31,14 @@ pub fn router(face: impl Into<Face>) -> Router {
         .route("/health", gets(get(health::health)))
         .route("/ready", gets(get(health::ready)))
         .route("/metrics", gets(get(metrics::show)))
+        .route("/edit", both(get(studio::editor).post(edit::edit)))
         .merge(studio::routes())
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(CompressionLayer::new())
         .layer(from_fn_with_state(face.clone(), door::keep))
         .layer(from_fn_with_state(face.clone(), auth::check))
+        .layer(from_fn(anthropic::dress))
         .layer(from_fn_with_state(face.clone(), cors::allow))
         .layer(from_fn(exchange::follow))
         .with_state(face)
@@ -42,6 +50,10 @@ pub(super) fn posts(route: MethodRouter<Face>) -> MethodRouter<Face> {
 
 pub(super) fn gets(route: MethodRouter<Face>) -> MethodRouter<Face> {
     route.options(|| async { options("GET, HEAD, OPTIONS") })
+}
+
+fn both(route: MethodRouter<Face>) -> MethodRouter<Face> {
+    route.options(|| async { options("GET, HEAD, OPTIONS, POST") })
 }
 
 /// What `OPTIONS` gets when it is not a browser's preflight.

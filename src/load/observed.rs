@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axectl::protocol;
 
+use super::profiled::Profiled;
 use crate::admin::Board;
 use crate::decode::{Backend, BackendError, Generation, Memory, Sampling, Texts};
 use crate::device::{Device, process};
@@ -12,6 +13,7 @@ use crate::device::{Device, process};
 /// A backend and the board that hears what its kernels took.
 pub(super) struct Observed {
     backend: Box<dyn Backend>,
+    profiled: Profiled,
     device: Device,
     board: Arc<Board>,
     pins: Cell<Option<Pins>>,
@@ -38,7 +40,8 @@ impl Drop for Freed {
 
 impl Observed {
     pub(super) fn new(backend: Box<dyn Backend>, device: Device, board: Arc<Board>, pins: Pins) -> Self {
-        Self { backend, device, board, pins: Cell::new(Some(pins)), _freed: Freed }
+        let profiled = Profiled::new(&device);
+        Self { backend, profiled, device, board, pins: Cell::new(Some(pins)), _freed: Freed }
     }
 }
 
@@ -48,6 +51,7 @@ impl Backend for Observed {
         prompt: &[u32],
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        self.profiled.begin(&self.device, &self.board);
         self.backend.start(prompt, sampling)
     }
 
@@ -56,6 +60,7 @@ impl Backend for Observed {
         texts: Texts<'_>,
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        self.profiled.begin(&self.device, &self.board);
         self.backend.infill(texts, sampling)
     }
 
@@ -71,20 +76,7 @@ impl Backend for Observed {
             self.board.pin_kernels(kernels);
             self.board.pin_warnings(warnings);
         }
-        match self.device.profile() {
-            Ok(times) => self.board.pin_profile(protocol::Profile {
-                enabled: self.device.is_profiling(),
-                kernels: times
-                    .into_iter()
-                    .map(|time| protocol::KernelTime {
-                        kernel: format!("{}: {}", time.program, time.kernel),
-                        launches: time.launches,
-                        total_ns: time.total_ns,
-                    })
-                    .collect(),
-            }),
-            Err(error) => tracing::debug!(%error, "no kernel times"),
-        }
+        self.profiled.show(&self.device, &self.board);
         self.backend.memory()
     }
 }

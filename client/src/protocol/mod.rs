@@ -22,7 +22,7 @@ pub use gpu::{Bar, EngineLoad, Fan, Firmware, Frequency, Gpu, Host, Power, Tempe
 pub use logs::{Level, LogLine};
 pub use queue::{Job, JobState, Queue};
 pub use status::{
-    Counters, Device, KernelTime, Kernels, Memory, Model, Profile, SelfTest, State, Status, Version,
+    Counters, Device, KernelTime, Kernels, Limits, Memory, Model, Profile, SelfTest, State, Status, Version,
 };
 pub use upkeep::{Faults, Loading, ReloadState};
 
