@@ -159,7 +159,8 @@ check "for good" exits 1 bash -c 'exec 3<>/dev/tcp/127.0.0.1/8080'
 
 # One daemon a card: without a card the unit refuses, and says which it looked for.
 check "a unit for a card that is not there does not start" exits 1 systemctl start axed@0000:03:00.0
-check "and names the card" holds "/sys/bus/pci/devices/0000:03:00.0" systemctl status --no-pager axed@0000:03:00.0
+check "and says why" holds "Assertion failed for axed@0000:03:00.0.service - axed, text generation on the card at" \
+    journalctl --no-pager -u axed@0000:03:00.0
 
 printf 'alice:secret-of-alice\n' >/etc/credstore.keys
 chmod 600 /etc/credstore.keys
@@ -178,6 +179,7 @@ check "the package upgrades" dpkg --install /payload/axed_0.1.0-2.deb
 check "the daemon goes on with the new one" soon 60 restarted
 check "and the operator's configuration is kept" grep -q '^path = "/srv/model.gguf"' /etc/axed/daemon.toml
 check "it answers after the upgrade" soon 30 holds '"completion_tokens":4' complete
+systemctl stop axed
 
 sed -i 's|^path = .*|path = "/nowhere/model.gguf"|' /etc/axed/daemon.toml
 check "a missing model fails the start" exits 1 systemctl start axed
