@@ -117,6 +117,35 @@ check "a daemon that hangs is killed and started again" soon 60 restarted
 journalctl --sync
 check "the journal says why" holds "Watchdog timeout" journalctl -u axed --no-pager
 
+# Settings that can change live do so, without another process; what is wrong changes nothing.
+first=$(show MainPID)
+sed -i 's|^queue_capacity = .*|queue_capacity = 7|' /etc/axed/daemon.toml
+check "reload" systemctl reload axed
+check "takes what can change live" holds "room for 7" axectl status
+sed -i 's|^queue_capacity = .*|queue_capacity = "many"|' /etc/axed/daemon.toml
+check "a wrong configuration fails the reload" exits 1 systemctl reload axed
+check "is named in the journal" holds "server.queue_capacity" journalctl -u axed --no-pager
+check "and changes nothing" holds "room for 7" axectl status
+sed -i 's|^queue_capacity = .*|queue_capacity = 64|' /etc/axed/daemon.toml
+kill -HUP "$first"
+check "SIGHUP reloads, too" soon 20 holds "room for 64" axectl status
+check "all in one process" equal "$(show MainPID)" "$first"
+
+# Only debug builds can be told to hang.
+if [[ $(axectl version) == *"(debug"* ]]; then
+    printf '[Service]\nEnvironment=AXE_FAULTS=/run/axed/faults AXE_DEVICE_PASS_TIMEOUT_S=2\n' \
+        >/run/systemd/system/axed.service.d/faults.conf
+    systemctl daemon-reload
+    check "restart with faults to order" systemctl restart axed
+    first=$(show MainPID)
+    echo "hang 1 600" >/run/axed/faults
+    complete >/dev/null 2>&1 &
+    check "a daemon whose device never answers is killed and started again" soon 60 restarted
+    rm -f /run/systemd/system/axed.service.d/faults.conf /run/axed/faults
+    systemctl daemon-reload
+    check "and serves again" soon 60 holds '"completion_tokens":4' complete
+fi
+
 prioritised() {
     local entry
     entry=$(journalctl -u axed --no-pager -o json -n 1 AXE_TARGET=axe::daemon::supervisor) || return
