@@ -46,7 +46,7 @@ fn bytes_of(entries: &Value) -> Vec<u8> {
 
 /// What the distribution of the model says at a place.
 fn logprob(text: &[u32], token: u32) -> f64 {
-    let mut model = model();
+    let mut model = Hashed { rows: CONTEXT, ..model() };
     model.limit(260);
     model.forward(text, 0, Logits::Last).unwrap();
     let logits = &model.logits[0][..260];

@@ -176,6 +176,7 @@ async fn what_is_not_supported_is_refused_by_name_unless_it_asks_for_nothing() {
     let server = Server::start(Script::saying("x")).await;
     let cases = [
         ("functions", json!([{"name": "f"}]), json!([])),
+        ("suffix", json!("x"), json!("")),
         ("best_of", json!(2), json!(1)),
         ("modalities", json!(["text", "audio"]), json!(["text"])),
         ("audio", json!({"voice": "x"}), json!(null)),
@@ -346,9 +347,7 @@ async fn wrong_text_prompts_are_named() {
         let error = server.refusal(TEXT, &json!({"prompt": prompt}), 400).await;
         assert_eq!(error["param"], param, "{prompt}: {error}");
     }
-    for (field, refused, accepted) in [
-        ("best_of", json!(2), json!(1)),
-    ] {
+    for (field, refused, accepted) in [("suffix", json!("x"), json!("")), ("best_of", json!(2), json!(1))] {
         assert_eq!(server.refusal(TEXT, &json!({"prompt": "a", field: refused}), 400).await["param"], field);
         server.ask(TEXT, &json!({"prompt": "a", field: accepted})).await;
     }

@@ -4,9 +4,10 @@
 mod block_support;
 
 use axe::decode::{
-    CausalBackend, Constraint, ConstraintError, Format, Grammars, Sampling, Thoughts, Wanted, Word, Words,
+    Backend, CausalBackend, Constraint, ConstraintError, Format, Grammars, Sampling, Step, Thoughts, Wanted,
+    Word, Words,
 };
-use block_support::{Hashed, Told, auto, fixed, generate, most};
+use block_support::{Hashed, Told, auto, fixed, generate};
 use serde_json::{Value, json};
 
 /// Opens the thinking channel.
@@ -334,5 +335,53 @@ fn hostile_forms_take_bounded_time() {
 
 #[test]
 fn a_form_that_takes_too_much_in_the_middle_ends_alike_at_every_width() {
-    let _ = most;
+    let many = "(\"a\" | \"b\") ".repeat(4000);
+    let text = format!("start: \"true\" /[0-9]{{6}}/ \"true\" big\nbig: {many}");
+    let sampling = Sampling {
+        constraint: Some(grammars().compile(&Format::Lark(text)).unwrap()),
+        ..Sampling::default()
+    };
+    let mut all = Vec::new();
+    for options in [fixed(1), fixed(3), fixed(8), auto()] {
+        let mut backend = CausalBackend::new(model(), options);
+        let mut generation = backend.start(&[1, 2, 3], &sampling).unwrap();
+        generation.want(wanted(100));
+        let mut tokens = Vec::new();
+        let error = loop {
+            match generation.step() {
+                Ok(Step::Commit(new)) => tokens.extend(new),
+                Ok(_) => {}
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(error.contains("simpler"), "{error}");
+        assert!(generation.step().is_err(), "what has failed stays so");
+        all.push((tokens, error));
+    }
+    assert!(printed(&all[0].0).starts_with("true") && all[0].0.len() >= 8, "{:?}", all[0]);
+    assert!(all.iter().all(|told| *told == all[0]), "{all:?}");
+}
+
+#[test]
+fn what_lies_behind_the_end_of_a_reply_counts_for_nothing() {
+    // The text is known beforehand, so every guess is right.
+    let format = Format::Lark(format!("start: \"{}\"", "abc".repeat(20)));
+    let sampling = Sampling { constraint: Some(grammars().compile(&format).unwrap()), ..Sampling::default() };
+    let mut backend = CausalBackend::new(model(), fixed(8));
+    let mut generation = backend.start(&[1, 2, 3], &sampling).unwrap();
+    generation.want(wanted(100));
+    let mut committed = 0;
+    while committed < 16 {
+        if let Step::Commit(new) = generation.step().unwrap() {
+            committed += new.len();
+        }
+    }
+    let before = generation.blocks().unwrap();
+    // The last pass gave eight tokens, seven of them guessed; three of them are part of the reply.
+    generation.kept(3);
+    let after = generation.blocks().unwrap();
+    assert_eq!((before.committed - after.committed, before.evaluated), (5, after.evaluated));
+    let accepted =
+        |stats: &axe::decode::BlockStats| stats.proposers.iter().map(|made| made.accepted).sum::<usize>();
+    assert_eq!(accepted(&before) - accepted(&after), 4, "the last one was no guess");
 }

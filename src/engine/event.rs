@@ -56,7 +56,7 @@ pub enum Event {
 /// A token of a reply's content.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ContentToken {
-    /// Byte of the content at which its text begins.
+    /// Byte of the content at which its text begins, or of the character that it is part of.
     pub start: usize,
     /// How probable it was.
     pub logprobs: TokenLogprobs,
@@ -141,6 +141,8 @@ pub struct Stats {
     pub blocks: Option<BlockStats>,
     /// Denoising steps of each canvas that was committed, in order.
     pub canvas_steps: Vec<usize>,
+    /// The stop string that ended the reply, by its place among the request's.
+    pub stopped_by: Option<usize>,
 }
 
 impl Stats {

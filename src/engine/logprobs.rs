@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use super::event::ContentToken;
 use crate::decode::TokenLogprobs;
 
-/// How far the content of a reply is: bytes of its text, held back ones included, and bytes that it was made of.
+/// How far the content of a reply is: its bytes, held back ones and those of an incomplete character included, and bytes
+/// that it was made of.
 type Place = (usize, usize);
 
 /// Tokens whose text is not out yet, and may never be: it may be a call of a tool, or be cut off by a stop string.
@@ -33,18 +34,17 @@ impl HeldBack {
         if grown == 0 {
             return;
         }
-        let mut covered = 0;
-        let first = self.open.iter().rposition(|(bytes, _)| {
+        let (mut covered, mut end) = (0, after.0);
+        let mut grew = Vec::new();
+        while covered < grown
+            && let Some((bytes, logprobs)) = self.open.pop()
+        {
             covered += bytes;
-            covered >= grown
-        });
-        let mut start = before.0;
-        for (place, (bytes, logprobs)) in self.open.drain(..).skip(first.unwrap_or(0)).enumerate() {
-            self.content.push_back(ContentToken { start, logprobs });
-            // Of the first one, part may have been something else.
-            let own = if place == 0 { bytes - covered.saturating_sub(grown).min(bytes) } else { bytes };
-            start += own;
+            end = end.saturating_sub(bytes).max(before.0);
+            grew.push(ContentToken { start: end, logprobs });
         }
+        self.open.clear();
+        self.content.extend(grew.into_iter().rev());
     }
 
     /// Text of the content is out: the tokens that it is made of, as far as none of them came before.
@@ -79,10 +79,16 @@ mod tests {
         assert_eq!(starts(&held.release("d")), [(2, 3)]);
         // Two bytes of a character, then the rest of it.
         held.push(told(3), 2);
-        held.settle((4, 4), (4, 6));
+        held.settle((4, 4), (6, 6));
         held.push(told(4), 2);
-        held.settle((4, 6), (8, 8));
-        assert_eq!(starts(&held.release("\u{1f44d}")), [(3, 4), (4, 4)]);
+        held.settle((6, 6), (8, 8));
+        assert_eq!(starts(&held.release("\u{1f44d}")), [(3, 4), (4, 6)]);
+        // A byte that belongs to no character becomes three with the next one.
+        held.push(told(8), 1);
+        held.settle((8, 8), (9, 9));
+        held.push(told(9), 1);
+        held.settle((9, 9), (12, 10));
+        assert_eq!(starts(&held.release("\u{fffd},")), [(8, 8), (9, 11)]);
         held.push(told(5), 0);
         assert!(held.release("x").is_empty());
     }

@@ -149,7 +149,8 @@ pub(super) fn run(
     if !rest.is_empty() {
         queued.sender.send(reply.commit(Vec::new(), rest));
     }
-    let (stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
+    let (mut stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
+    stats.stopped_by = reply.text.stopped();
     let key = queued.account.as_ref().and_then(|account| account.name());
     log(&queued.request.id, key, &reason, usage, &stats);
     if let Some(account) = &queued.account {
@@ -388,6 +389,7 @@ impl Clock {
             denoising: denoised.stats,
             blocks,
             canvas_steps: denoised.canvas_steps,
+            stopped_by: None,
         };
         (stats, ran_s - prefill_s)
     }

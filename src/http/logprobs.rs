@@ -109,7 +109,9 @@ impl Logged {
         }
         let offset = |token: &ContentToken| {
             let within = token.start.saturating_sub(reached.bytes);
-            reached.characters + text.get(..within).unwrap_or(text).chars().count()
+            let before =
+                text.char_indices().take_while(|(place, letter)| place + letter.len_utf8() <= within);
+            reached.characters + before.count()
         };
         json!({
             "tokens": tokens.iter().map(|token| self.name(token.logprobs.token)).collect::<Vec<_>>(),

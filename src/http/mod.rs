@@ -6,6 +6,8 @@
 //! | `POST /v1/completions` | the continuation of a text or of token ids |
 //! | `POST /edit` | a text with a part, or all of it, written anew, see `edit/` |
 //! | `POST /tokenize`, `POST /detokenize` | texts or messages to token ids, and back |
+//! | `POST /v1/responses` | OpenAI's newer API over the same core |
+//! | `POST /v1/messages`, `…/count_tokens` | Anthropic's API over the same core |
 //! | `GET /v1/models`, `GET /v1/models/{id}` | the served model |
 //! | `GET /health` | the process lives |
 //! | `GET /ready` | it takes requests; 503 with the state until then |
@@ -15,6 +17,7 @@
 //! Everything that can be refused is refused with its status before the first byte of an answer; every error has
 //! the shape `{"error": {"message", "type", "param", "code"}}`.
 
+mod anthropic;
 mod auth;
 mod bias;
 mod body;
@@ -40,10 +43,12 @@ mod metrics;
 mod models;
 mod rate;
 mod reply;
+mod responses;
 mod router;
 mod server;
 mod sse;
 mod studio;
+mod telling;
 mod tokens;
 mod tools;
 mod turn;

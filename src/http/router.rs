@@ -10,7 +10,8 @@ use tower_http::compression::CompressionLayer;
 use super::error::ApiError;
 use super::fields::quoted;
 use super::{
-    Face, auth, chat, completions, cors, door, edit, exchange, health, metrics, models, studio, tokens,
+    Face, anthropic, auth, chat, completions, cors, door, edit, exchange, health, metrics, models, responses,
+    studio, tokens,
 };
 
 /// All routes of the public face.
@@ -19,6 +20,9 @@ pub fn router(face: impl Into<Face>) -> Router {
     Router::new()
         .route("/v1/chat/completions", posts(post(chat::complete)))
         .route("/v1/completions", posts(post(completions::complete)))
+        .route("/v1/responses", posts(post(responses::respond)))
+        .route("/v1/messages", posts(post(anthropic::messages)))
+        .route("/v1/messages/count_tokens", posts(post(anthropic::count_tokens)))
         .route("/tokenize", posts(post(tokens::tokenize)))
         .route("/detokenize", posts(post(tokens::detokenize)))
         .route("/v1/models", gets(get(models::list)))
@@ -34,6 +38,7 @@ pub fn router(face: impl Into<Face>) -> Router {
         .layer(CompressionLayer::new())
         .layer(from_fn_with_state(face.clone(), door::keep))
         .layer(from_fn_with_state(face.clone(), auth::check))
+        .layer(from_fn(anthropic::dress))
         .layer(from_fn_with_state(face.clone(), cors::allow))
         .layer(from_fn(exchange::follow))
         .with_state(face)

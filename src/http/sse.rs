@@ -45,6 +45,11 @@ pub(super) async fn hold_back(events: &mut Events, patience: Duration) -> Result
 pub(super) trait Frames: Send + 'static {
     /// The next frames, and whether they are the last. Must lose nothing when dropped while it waits.
     fn next(&mut self) -> impl Future<Output = (String, bool)> + Send;
+
+    /// What is sent while there is nothing to say: a comment.
+    fn ping(&self) -> String {
+        ": ping\n\n".to_owned()
+    }
 }
 
 /// An event stream; a comment is sent whenever nothing else was for as long as `ping`.
@@ -54,7 +59,7 @@ pub(super) fn respond_with(frames: impl Frames, ping: Duration) -> Response {
         // Dropping the body drops `frames`, and with it the job.
         let (frame, over) = match tokio::time::timeout(ping, frames.next()).await {
             Ok(next) => next,
-            Err(_silence) => (": ping\n\n".to_owned(), false),
+            Err(_silence) => (frames.ping(), false),
         };
         Some((Ok::<_, Infallible>(frame), (!over).then_some(frames)))
     });

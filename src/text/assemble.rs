@@ -69,9 +69,10 @@ impl Assembler {
         self.stopped
     }
 
-    /// Bytes of text so far, what is held back or was cut off included, and bytes of all pieces that it was made of.
+    /// Bytes so far, of what is held back, was cut off or is not a whole character yet included, and bytes of all pieces
+    /// that they were made of.
     pub fn place(&self) -> (usize, usize) {
-        (self.assembled, self.taken)
+        (self.assembled + self.partial.len(), self.taken)
     }
 
     /// Splits bytes into text, what can never be text, and an incomplete character at the end.
@@ -242,7 +243,7 @@ mod tests {
             assembler.push(piece, &mut out);
             assembler.place()
         });
-        assert_eq!(places, [(0, 0), (4, 4), (4, 6), (8, 8), (8, 8), (12, 12), (12, 12)]);
+        assert_eq!(places, [(0, 0), (4, 4), (6, 6), (8, 8), (8, 8), (12, 12), (12, 12)]);
         assert_eq!(out, "a ST👍");
     }
 

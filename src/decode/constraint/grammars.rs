@@ -21,6 +21,9 @@ const CONTROL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 /// Bytes of stack for compiling; what is not used takes no memory.
 const STACK: usize = 256 << 20;
 
+/// Tokens that are tried before a form is accepted.
+const TRIED: usize = 4;
+
 /// White space of JSON that nobody asked to be otherwise: one space, or a line break with an indent. Without bounds a small
 /// model may go on with it for ever.
 const WHITE_SPACE: &str = r" |\n[ \t]{0,32}";
@@ -102,13 +105,22 @@ impl Grammars {
         };
         let matcher = deep(|| {
             let matcher = Matcher::new(Ok(self.factory.create_parser(grammar)?));
-            // Whatever takes too much, or cannot begin at all, says so here, before the reply has begun.
-            matcher.deep_clone().compute_mask_or_eos()?;
+            try_out(matcher.deep_clone())?;
             Ok(matcher)
         })?;
         let compiled = Compiled { matcher, ends: self.ends.clone(), breaks: self.breaks.clone() };
         Ok(Constraint { compiled: Arc::new(compiled), thoughts: None })
     }
+}
+
+/// Takes the first steps: whatever takes too much, or cannot begin at all, is to say so before a reply has begun.
+fn try_out(mut matcher: Matcher) -> Result<(), anyhow::Error> {
+    for _ in 0..TRIED {
+        let allowed = matcher.compute_mask_or_eos()?;
+        let Some(token) = allowed.first_bit_set().filter(|_| !matcher.is_stopped()) else { break };
+        matcher.consume_token(token as u32)?;
+    }
+    Ok(())
 }
 
 /// Does work of the crate on a stack that is deep enough for all forms that are small enough: it calls itself for each

@@ -98,6 +98,9 @@ fn told(error: &dyn fmt::Display) -> String {
     const MOST: usize = 500;
     let text = error.to_string();
     let text = text.split("\n<").next().unwrap_or_default().trim();
+    if text == "NoExtensionBias" {
+        return "no reply can match it".to_owned();
+    }
     match text.char_indices().find(|(place, _)| *place >= MOST) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
