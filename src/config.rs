@@ -3,6 +3,7 @@
 //! Every key is explained in `daemon.toml`. A flag wins over the environment, which wins over the file. An unknown
 //! key or a value of the wrong type is an error that names the place, the key, what was found and what was expected.
 
+mod change;
 mod keys;
 mod source;
 
@@ -18,6 +19,7 @@ use crate::decode::{BlockOptions, BlockSize};
 use crate::model::diffusion_gemma::{DenseWeights, ExpertWeights};
 use crate::ops::CacheKind;
 use crate::text::calls::Syntax;
+pub use change::{Change, Effect, changes};
 pub use keys::{ApiKey, RateLimits};
 use source::Sources;
 pub use source::{Effective, Origin, Override};
@@ -175,6 +177,8 @@ pub struct ModelConfig {
     pub experts: ExpertWeights,
     /// What becomes of its other plain matrices.
     pub dense: DenseWeights,
+    /// Time without a request after which the model is put away; never when unset.
+    pub idle_unload: Option<Duration>,
 }
 
 impl ModelConfig {
@@ -241,6 +245,12 @@ pub struct DeviceConfig {
     pub matrix_unit: bool,
     /// Time every kernel (costs a few per cent).
     pub profiling: bool,
+    /// Longest time of one pass; a device that takes longer counts as lost.
+    pub pass_timeout: Duration,
+    /// So many faults within [`DeviceConfig::fault_window`] end the process; 0: it never ends for them.
+    pub max_faults: usize,
+    /// How long a fault counts.
+    pub fault_window: Duration,
 }
 
 /// `[server]`
@@ -482,6 +492,7 @@ fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
             "q8" => DenseWeights::Quantised,
             _ => DenseWeights::AsStored,
         },
+        idle_unload: Some(s.any("model.idle_unload_s", Duration::ZERO)?).filter(|time| !time.is_zero()),
     })
 }
 
@@ -516,6 +527,9 @@ fn read_device(s: &mut Sources, places: &Places) -> Result<DeviceConfig, ConfigE
         threads: nonzero(s.integer("device.threads", 0, 0, 4096)?),
         matrix_unit: s.any("device.matrix_unit", true)?,
         profiling: s.any("device.profiling", false)?,
+        pass_timeout: at_least(s, "device.pass_timeout_s", Duration::from_secs(120), 0.05)?,
+        max_faults: size(s.integer("device.max_faults", 3, 0, 1000)?),
+        fault_window: at_least(s, "device.fault_window_s", Duration::from_secs(600), 1.0)?,
     })
 }
 

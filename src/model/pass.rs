@@ -29,6 +29,7 @@ impl Pass {
     pub fn run(&mut self, device: &Device, start: i32) -> Result<(), DeviceError> {
         for &(launch, index) in &self.positioned {
             self.launches[launch].set(index, Arg::I32(start))?;
+            self.launches[launch].behind(u64::try_from(start).unwrap_or(0));
         }
         self.launches.iter().try_for_each(|launch| device.enqueue(launch))
     }
