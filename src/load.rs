@@ -23,7 +23,7 @@ use crate::admin::Board;
 use crate::config::{Config, DeviceConfig, DeviceKind};
 use crate::decode::{Backend, BackendError, Memory};
 use crate::device::{self, Device, DeviceOptions, DeviceSelector};
-use crate::engine::{LoadProgress, Loaded, Loader, Model, ModelKind};
+use crate::engine::{Constraints, LoadProgress, Loaded, Loader, Model, ModelKind};
 use crate::ops::Products;
 use crate::text::{ChatTemplate, Tokenizer};
 use observed::{Observed, Pins};
@@ -225,8 +225,9 @@ impl Load<'_> {
                 device: words,
                 kind: facts.kind,
                 context_length: facts.context,
-                tokenizer,
+                tokenizer: tokenizer.into(),
                 template,
+                constraints: Constraints::default(),
             },
         }
     }

@@ -79,7 +79,7 @@ impl Daemon {
     }
 
     /// As [`start`](Self::start), with a socket handed over as systemd does it.
-    fn start_on(server: &str, socket: Option<TcpListener>) -> Self {
+    fn start_on(server: &str, public: Option<TcpListener>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let notify = folder.path().join("notify");
         let supervisor = UnixDatagram::bind(&notify).unwrap();
@@ -96,8 +96,8 @@ impl Daemon {
         });
         let socket = folder.path().join("run/admin.sock");
         let toml = format!("[server]\nport = 0\n{server}\n[admin]\nsocket = {socket:?}");
-        let hand_over = if socket.is_some() { "LISTEN_PID=$$ LISTEN_FDS=1" } else { "" };
-        let stdin = socket.map_or_else(Stdio::null, |socket| Stdio::from(OwnedFd::from(socket)));
+        let hand_over = if public.is_some() { "LISTEN_PID=$$ LISTEN_FDS=1" } else { "" };
+        let stdin = public.map_or_else(Stdio::null, |socket| Stdio::from(OwnedFd::from(socket)));
         let child = Command::new("sh")
             // The watchdog is meant for the process whose id it names; so are sockets, of which the first is number 3.
             .args(["-c", &format!("WATCHDOG_PID=$$ {hand_over} exec \"$0\" \"$@\" 3<&0 </dev/null")])

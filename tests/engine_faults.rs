@@ -13,8 +13,8 @@ use axe::device::{ClCode, DeviceError};
 use axe::engine::{
     Cause, EngineHandle, Faults, FinishReason, Loaded, Options, Request, State, Stop, SubmitError,
 };
-use serde_json::Value;
 use operated::{Axed, causal, completion, until};
+use serde_json::Value;
 use stage::troupe::{engine, named, troupe};
 use stage::{Outcome, bytes, eventually, listen, say};
 
@@ -62,6 +62,8 @@ impl Generation for Playing {
         if std::mem::replace(&mut self.begun, true) {
             match self.trouble {
                 Some(Trouble::Lost) => {
+                    // Time for others to come.
+                    std::thread::sleep(Duration::from_millis(100));
                     let operation = "reading a buffer".to_owned();
                     return Err(DeviceError::Lost { operation, code: ClCode(-5) }.into());
                 }
@@ -273,8 +275,12 @@ async fn faults_of_a_real_device_cost_one_request_each_and_are_counted() {
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
     assert_eq!(daemon.readiness().await, 503, "while the device hangs");
     assert!(daemon.was_told("STATUS=hung: "));
+    daemon.forget();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!daemon.was_told("WATCHDOG=1"), "a hanging engine is not told to live");
     assert_eq!(daemon.complete(20).await.1["choices"], expected["choices"], "after a hang");
 
+    until("the beat", async || daemon.was_told("WATCHDOG=1")).await;
     assert_eq!(daemon.readiness().await, 200);
     for (name, value) in [
         ("axe_faults_total{kind=\"lost\"}", 1.0),

@@ -48,9 +48,10 @@ impl Sender {
         }
         match (unread.events.back_mut(), event) {
             (
-                Some(Event::Commit { tokens, text, reasoning, calls }),
-                Event::Commit { tokens: more, text: on, reasoning: thought, calls: called },
+                Some(Event::Commit { tokens, text, reasoning, calls, logprobs }),
+                Event::Commit { tokens: more, text: on, reasoning: thought, calls: called, logprobs: told },
             ) if crowded => {
+                logprobs.extend(told);
                 tokens.extend(more);
                 text.push_str(&on);
                 reasoning.push_str(&thought);

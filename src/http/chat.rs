@@ -45,7 +45,7 @@ pub(super) struct Prepared {
 pub(super) async fn prepare(app: &App, turn: Turn, mut fields: Fields) -> Result<Prepared, ApiError> {
     let messages = messages::read(fields.take("messages"))?;
     let tools = Tools::read(&mut fields)?;
-    let asked = Asked::read(&mut fields, app)?;
+    let asked = Asked::read(&mut fields, app, Dialect::Chat)?;
     let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
     let effort = fields.take("reasoning_effort");
     let elsewhere = "send it in `chat_template_kwargs`: {\"enable_thinking\": …}";
@@ -53,7 +53,7 @@ pub(super) async fn prepare(app: &App, turn: Turn, mut fields: Fields) -> Result
     log_rest(&fields);
     drop(fields);
     let model = model(app)?;
-    let mut generation = asked.of(model.kind, &app.sampling)?;
+    let mut generation = asked.of(app, &model).await?;
     set_thinking(&model, effort, &mut extra)?;
     let begun = tools.begun(&model, &mut extra)?;
     let calling = tools.calling(&model)?;

@@ -19,11 +19,13 @@
 
 mod anthropic;
 mod auth;
+mod bias;
 mod body;
 mod calls;
 mod chat;
 mod completions;
 mod connection;
+mod constrained;
 mod cors;
 mod door;
 mod edit;
@@ -35,6 +37,7 @@ mod forced;
 mod generation;
 mod health;
 mod infill;
+mod logprobs;
 mod messages;
 mod metrics;
 mod models;

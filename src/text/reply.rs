@@ -180,6 +180,12 @@ impl ReplyText {
         self.content.flush(&mut out.content);
     }
 
+    /// Bytes of content so far, of what is held back, was cut off or is not a whole character yet included, and bytes that
+    /// they were made of. What may become a call of a tool is not counted yet.
+    pub fn content_place(&self) -> (usize, usize) {
+        self.content.place()
+    }
+
     /// How many tokens belonged to the thinking channel, its markers and name included.
     pub fn reasoning_tokens(&self) -> usize {
         self.reasoning_tokens

@@ -216,8 +216,9 @@ fn model() -> Model {
         device: "none".to_owned(),
         kind: ModelKind::Causal,
         context_length: 64,
-        tokenizer: Tokenizer::new(vocabulary).unwrap(),
+        tokenizer: Tokenizer::new(vocabulary).unwrap().into(),
         template: None,
+        constraints: axe::engine::Constraints::default(),
     }
 }
 

@@ -61,14 +61,17 @@ impl Axed {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let heard = listen(&folder.path().join("notify"));
         std::fs::write(folder.path().join("daemon.toml"), configuration(port, &model, toml)).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_axed"));
-        for name in ["AXE_CONFIG", "AXE_API_KEY", "AXE_HOST", "AXE_MODEL", "WATCHDOG_USEC"] {
+        let mut command = Command::new("sh");
+        // The watchdog is meant for the process whose id it names.
+        command.args(["-c", "WATCHDOG_PID=$$ exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_axed")]);
+        for name in ["AXE_CONFIG", "AXE_API_KEY", "AXE_HOST", "AXE_MODEL"] {
             command.env_remove(name);
         }
         let child = command
             .args(["serve", "--config", "daemon.toml"])
             .env("AXE_DEVICE_CACHE_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
             .env("AXE_FAULTS", folder.path().join("fault"))
+            .env("WATCHDOG_USEC", "100000")
             .env("NOTIFY_SOCKET", folder.path().join("notify"))
             .current_dir(folder.path())
             .stdin(Stdio::null())
@@ -148,6 +151,11 @@ impl Axed {
     /// Whether systemd would have been told `words`.
     pub fn was_told(&self, words: &str) -> bool {
         self.heard.lock().unwrap().iter().any(|message| message.contains(words))
+    }
+
+    /// Forgets what systemd would have been told.
+    pub fn forget(&self) {
+        self.heard.lock().unwrap().clear();
     }
 
     /// Waits for the end; the exit status.

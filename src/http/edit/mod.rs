@@ -32,7 +32,7 @@ use super::error::ApiError;
 use super::exchange;
 use super::fields::Fields;
 use super::generation::Asked;
-use super::reply::submit;
+use super::reply::{Dialect, submit};
 use super::studio::{MAX_STEPS, seed_for_browsers, steps};
 use crate::engine;
 use answer::Answer;
@@ -56,11 +56,11 @@ pub(super) async fn edit(State(app): State<Arc<App>>, request: Request) -> Resul
     }
     steps(&mut fields)?;
     seed_for_browsers(&mut fields)?;
-    let asked = Asked::read(&mut fields, &app).map_err(renamed)?;
+    let asked = Asked::read(&mut fields, &app, Dialect::Text).map_err(renamed)?;
     log_rest(&fields);
     drop(fields);
     let model = model(&app)?;
-    let mut generation = asked.of(model.kind, &app.sampling).map_err(renamed)?;
+    let mut generation = asked.of(&app, &model).await.map_err(renamed)?;
     let (wish, prepared) = {
         let model = Arc::clone(&model);
         off_thread(move || {

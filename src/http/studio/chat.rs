@@ -44,6 +44,11 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
     for fixed in ["stream", "stream_options"] {
         fields.refuse(fixed, "this route always streams", |_| false)?;
     }
+    for not_shown in ["n", "best_of", "logprobs", "top_logprobs"] {
+        let nothing =
+            |value: &Value| *value == json!(false) || [Some(0.0), Some(1.0)].contains(&value.as_f64());
+        fields.refuse(not_shown, "the studio shows one answer, without figures of its tokens", nothing)?;
+    }
     match (fields.string("backend")?.as_deref(), &app.remote) {
         (None | Some(LOCAL), _) => {
             check_model(&mut fields, &app)?;
