@@ -278,6 +278,8 @@ pub struct ServerConfig {
     pub default_max_tokens: Option<usize>,
     /// Most output tokens of any request; larger wishes are cut to it.
     pub max_tokens_cap: usize,
+    /// Most messages of a chat request.
+    pub max_messages: usize,
     /// Most replies to one request.
     pub max_choices: usize,
     /// Most time a request may take from acceptance to its end; unlimited when unset.
@@ -557,6 +559,7 @@ fn read_server(s: &mut Sources, warnings: &mut Vec<String>) -> Result<ServerConf
         ping_interval: at_least(s, "server.ping_interval_s", 10 * second, 0.05)?,
         default_max_tokens: nonzero(s.integer("server.default_max_tokens", 0, 0, MOST_TOKENS)?),
         max_tokens_cap: size(s.integer("server.max_tokens_cap", 131_072, 1, MOST_TOKENS)?),
+        max_messages: size(s.integer("server.max_messages", 4096, 1, 65_536)?),
         max_choices: size(s.integer("server.max_choices", 8, 1, 128)?),
         request_timeout: Some(s.any("server.request_timeout_s", Duration::ZERO)?).filter(|t| !t.is_zero()),
         header_timeout: at_least(s, "server.header_timeout_s", 30 * second, 0.05)?,

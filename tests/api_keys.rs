@@ -122,3 +122,12 @@ async fn heads_have_a_limit() {
     assert_eq!(asked(4 << 10).await.unwrap().status(), 200);
     assert_eq!(asked(16 << 10).await.unwrap().status(), 431);
 }
+
+#[tokio::test]
+async fn messages_have_a_limit() {
+    let server = Server::configured(Script::saying("x"), "[server]\nmax_messages = 2").await;
+    let body = |count| json!({"messages": vec![json!({"role": "user", "content": "hi"}); count]});
+    assert_eq!(server.post(CHAT, &body(2)).await.status(), 200);
+    let error = server.refusal(CHAT, &body(3), 400).await;
+    assert_eq!(error["param"], "messages");
+}

@@ -43,7 +43,7 @@ pub(super) struct Prepared {
 
 /// Reads the fields of a chat request, renders its messages and encodes them.
 pub(super) async fn prepare(app: &App, turn: Turn, mut fields: Fields) -> Result<Prepared, ApiError> {
-    let messages = messages::read(fields.take("messages"))?;
+    let messages = messages::read(fields.take("messages"), app.server.max_messages)?;
     let tools = Tools::read(&mut fields)?;
     let asked = Asked::read(&mut fields, app, Dialect::Chat)?;
     let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();

@@ -16,17 +16,14 @@ const KEPT: [&str; 3] = ["name", "tool_call_id", "reasoning_content"];
 /// What kinds of parts are called that are no text: `image_url`, `input_audio` and so on.
 const MEDIA: [&str; 4] = ["image", "audio", "video", "file"];
 
-/// Most messages of a request: longer conversations fit no context.
-const MOST_MESSAGES: usize = 65_536;
-
 /// Most parts of a message's content.
 const MOST_PARTS: usize = 4096;
 
 /// Checks the messages; contents become plain strings, arguments of tool calls become objects.
-pub(super) fn read(messages: Option<Value>) -> Result<Value, ApiError> {
+pub(super) fn read(messages: Option<Value>, most: usize) -> Result<Value, ApiError> {
     let list = match messages {
-        Some(Value::Array(list)) if list.len() > MOST_MESSAGES => {
-            return Err(too_many("messages", list.len(), MOST_MESSAGES, "messages"));
+        Some(Value::Array(list)) if list.len() > most => {
+            return Err(too_many("messages", list.len(), most, "messages"));
         }
         Some(Value::Array(list)) if !list.is_empty() => list,
         Some(Value::Array(_)) | None => {
@@ -172,7 +169,7 @@ mod tests {
     use super::*;
 
     fn contents(messages: Value) -> Vec<String> {
-        let read = read(Some(messages)).unwrap();
+        let read = read(Some(messages), 9).unwrap();
         read.as_array().unwrap().iter().map(|m| m["content"].as_str().unwrap().to_owned()).collect()
     }
 
@@ -201,7 +198,7 @@ mod tests {
         let call =
             json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}});
         let message = json!([{"role": "assistant", "content": null, "tool_calls": [call]}]);
-        let read = read(Some(message)).unwrap();
+        let read = read(Some(message), 9).unwrap();
         assert_eq!(read[0]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
         assert_eq!(read[0]["content"], "");
     }
@@ -210,7 +207,7 @@ mod tests {
     fn pictures_and_sounds_are_refused_in_so_many_words() {
         for kind in ["image_url", "input_image", "input_audio", "video_url", "image"] {
             let parts = json!([{"type": "text", "text": "what is this?"}, {"type": kind}]);
-            let error = read(Some(json!([{"role": "user", "content": parts}]))).unwrap_err().to_json();
+            let error = read(Some(json!([{"role": "user", "content": parts}])), 9).unwrap_err().to_json();
             let error = &error["error"];
             assert_eq!(error["param"], "messages[0].content[1].type");
             assert_eq!(error["code"], "unsupported_parameter");
@@ -232,13 +229,13 @@ mod tests {
             (json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content[0].type"),
             (json!([{"role": "user", "content": [{"type": "text"}]}]), "messages[0].content[0].text"),
             (json!([{"role": "user", "name": 3}]), "messages[0].name"),
-            (json!(vec![json!({"role": "user"}); 65_537]), "messages"),
+            (json!(vec![json!({"role": "user"}); 10]), "messages"),
             (json!([{"role": "user", "content": vec![""; 4097]}]), "messages[0].content"),
             (json!([{"role": "user", "tool_calls": [1]}]), "messages[0].tool_calls"),
             (json!([{"role": "assistant", "tool_calls": [1]}]), "messages[0].tool_calls[0]"),
         ];
         for (messages, param) in cases {
-            let error = read(Some(messages.clone()).filter(|m| !m.is_null())).unwrap_err().to_json();
+            let error = read(Some(messages.clone()).filter(|m| !m.is_null()), 9).unwrap_err().to_json();
             assert_eq!(error["error"]["param"], param, "{messages}");
         }
     }

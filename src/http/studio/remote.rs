@@ -102,7 +102,7 @@ impl Remote {
             let error = ApiError::refused(StatusCode::NOT_FOUND, message);
             return Err(error.param("model").code("model_not_found"));
         }
-        let messages = messages::read(fields.take("messages"))?;
+        let messages = messages::read(fields.take("messages"), app.server.max_messages)?;
         fields.refuse("thinking", "this backend cannot be told whether to think", |v| {
             *v == Value::Bool(false)
         })?;
