@@ -11,7 +11,7 @@ mod logging;
 mod reload;
 mod supervisor;
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -167,7 +167,9 @@ async fn serve(
     control: LogControl,
 ) -> Result<(), DaemonError> {
     let mut signals = Signals::new().map_err(system("listen for signals"))?;
-    let hangups = signal(SignalKind::hangup()).map_err(system("listen for signals"))?;
+    // Where there is a terminal, this signal says that it is gone, and ends the program as it ends others.
+    let hangups = (!io::stdin().is_terminal()).then(|| signal(SignalKind::hangup())).transpose();
+    let hangups = hangups.map_err(system("listen for signals"))?;
     let (listener, address) = listen::public(&config.server)?;
     let policy = Policy::new(config.admin.group.as_deref())?;
     let socket = bind_admin(&config, &policy).await?;
@@ -192,11 +194,13 @@ async fn serve(
     let admin = admin::Server::new(board, policy, ring, control).with_reload(reloader.hook());
     let admin = tokio::spawn(admin.serve(socket, when_stopped(stopped)));
     let reporter = tokio::spawn(supervisor::report(handle.clone(), address));
-    let listening = tokio::spawn(Arc::clone(&reloader).listen(hangups));
+    let listening = hangups.map(|hangups| tokio::spawn(Arc::clone(&reloader).listen(hangups)));
 
     let outcome = attend(&handle, &mut signals, &reloader).await;
     reporter.abort();
-    listening.abort();
+    if let Some(listening) = listening {
+        listening.abort();
+    }
     stop.send_replace(true);
     // Neither task panics or is aborted, so there is nothing in their results.
     let _ended = tokio::join!(public, admin);

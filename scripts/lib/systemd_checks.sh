@@ -117,6 +117,35 @@ check "a daemon that hangs is killed and started again" soon 60 restarted
 journalctl --sync
 check "the journal says why" holds "Watchdog timeout" journalctl -u axed --no-pager
 
+# Settings that can change live do so, without another process; what is wrong changes nothing.
+first=$(show MainPID)
+sed -i 's|^queue_capacity = .*|queue_capacity = 7|' /etc/axed/daemon.toml
+check "reload" systemctl reload axed
+check "takes what can change live" holds "room for 7" axectl status
+sed -i 's|^queue_capacity = .*|queue_capacity = "many"|' /etc/axed/daemon.toml
+check "a wrong configuration fails the reload" exits 1 systemctl reload axed
+check "is named in the journal" holds "server.queue_capacity" journalctl -u axed --no-pager
+check "and changes nothing" holds "room for 7" axectl status
+sed -i 's|^queue_capacity = .*|queue_capacity = 64|' /etc/axed/daemon.toml
+kill -HUP "$first"
+check "SIGHUP reloads, too" soon 20 holds "room for 64" axectl status
+check "all in one process" equal "$(show MainPID)" "$first"
+
+# Only debug builds can be told to hang.
+if [[ $(axectl version) == *"(debug"* ]]; then
+    printf '[Service]\nEnvironment=AXE_FAULTS=/run/axed/faults AXE_DEVICE_PASS_TIMEOUT_S=2\n' \
+        >/run/systemd/system/axed.service.d/faults.conf
+    systemctl daemon-reload
+    check "restart with faults to order" systemctl restart axed
+    first=$(show MainPID)
+    echo "hang 1 600" >/run/axed/faults
+    complete >/dev/null 2>&1 &
+    check "a daemon whose device never answers is killed and started again" soon 60 restarted
+    rm -f /run/systemd/system/axed.service.d/faults.conf /run/axed/faults
+    systemctl daemon-reload
+    check "and serves again" soon 60 holds '"completion_tokens":4' complete
+fi
+
 prioritised() {
     local entry
     entry=$(journalctl -u axed --no-pager -o json -n 1 AXE_TARGET=axe::daemon::supervisor) || return
@@ -159,7 +188,8 @@ check "for good" exits 1 bash -c 'exec 3<>/dev/tcp/127.0.0.1/8080'
 
 # One daemon a card: without a card the unit refuses, and says which it looked for.
 check "a unit for a card that is not there does not start" exits 1 systemctl start axed@0000:03:00.0
-check "and names the card" holds "/sys/bus/pci/devices/0000:03:00.0" systemctl status --no-pager axed@0000:03:00.0
+check "and says why" holds "Assertion failed for axed@0000:03:00.0.service - axed, text generation on the card at" \
+    journalctl --no-pager -u axed@0000:03:00.0
 
 printf 'alice:secret-of-alice\n' >/etc/credstore.keys
 chmod 600 /etc/credstore.keys
@@ -178,6 +208,7 @@ check "the package upgrades" dpkg --install /payload/axed_0.1.0-2.deb
 check "the daemon goes on with the new one" soon 60 restarted
 check "and the operator's configuration is kept" grep -q '^path = "/srv/model.gguf"' /etc/axed/daemon.toml
 check "it answers after the upgrade" soon 30 holds '"completion_tokens":4' complete
+systemctl stop axed
 
 sed -i 's|^path = .*|path = "/nowhere/model.gguf"|' /etc/axed/daemon.toml
 check "a missing model fails the start" exits 1 systemctl start axed

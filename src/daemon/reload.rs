@@ -10,7 +10,7 @@ use tokio::signal::unix::Signal;
 use super::{Source, options, supervisor};
 use crate::admin::{self, Board, LogControl, Reloading};
 use crate::config::{Change, Config, Effect, changes};
-use crate::engine::EngineHandle;
+use crate::engine::{EngineHandle, State};
 use crate::http::Face;
 use crate::load::Stamp;
 
@@ -89,7 +89,8 @@ impl Reloader {
             return Err("a reload is going on already; `axectl status` shows how far it is".to_owned());
         };
         let began = Instant::now();
-        let _told = supervisor::reloading();
+        // Who has not been told of readiness yet, or has been told of the end, is not to hear of it now.
+        let _told = (self.handle.status().state == State::Ready).then(supervisor::reloading);
         self.board.pin_reload(Reloading::Since(began));
         tracing::info!("reading the configuration anew");
         let outcome = self

@@ -62,6 +62,9 @@ impl EngineHandle {
             if inner.model.is_none() {
                 return Err("the first model is still being loaded".to_owned());
             }
+            if let State::Hung { error } = &inner.state {
+                return Err(format!("the old model cannot be let go: {error}"));
+            }
             if inner.succession.is_some() {
                 return Err("the model is being replaced already".to_owned());
             }

@@ -105,7 +105,8 @@ fn response_format(fields: &mut Fields) -> Result<Option<Form>, ApiError> {
                     nested.boolean("strict").map_err(|error| named(error, "strict"))?;
                     (object(&mut nested, &outer, "schema")?, format!("{outer}.schema"))
                 }
-                None => (object(&mut format, NAME, "schema")?, path("json_schema")),
+                None if format.has("schema") => (object(&mut format, NAME, "schema")?, path("schema")),
+                None => (None, path("json_schema")),
             };
             let Some(schema) = schema else {
                 return Err(wrong(&param, &Value::Null, "an object with a JSON schema"));
@@ -185,7 +186,7 @@ mod tests {
             ),
             (
                 json!({"response_format": {"type": "json_schema", "schema": schema()}}),
-                json("response_format.json_schema"),
+                json("response_format.schema"),
             ),
             (
                 json!({"response_format": {"type": "json_object", "schema": schema()}}),

@@ -21,10 +21,19 @@ pub(super) async fn keep(State(app): State<Arc<App>>, mut request: Request, next
     if request.method() != Method::POST {
         return next.run(request).await;
     }
-    match app.engine.enter().await {
+    let entered = match app.server.request_timeout {
+        Some(most) => tokio::time::timeout(most, app.engine.enter()).await,
+        None => Ok(app.engine.enter().await),
+    };
+    match entered {
         // Whoever has not sent its body yet is not waited for.
-        Ok(pass) => drop(pass),
-        Err(error) => return ApiError::from(error).into_response(),
+        Ok(Ok(pass)) => drop(pass),
+        Ok(Err(error)) => return ApiError::from(error).into_response(),
+        Err(_elapsed) => {
+            let message =
+                "the time for a request (`server.request_timeout_s`) was over before the model was changed";
+            return ApiError::timeout(message).code("request_timeout").into_response();
+        }
     }
     let pocket = Pocket::default();
     request.extensions_mut().insert(pocket.clone());

@@ -283,6 +283,17 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Refuses what asks for several replies, or for figures of a reply's tokens, where `why` there is neither.
+pub(super) fn one_answer(fields: &mut Fields, why: &str) -> Result<(), ApiError> {
+    for name in ["n", "best_of"] {
+        fields.refuse(name, why, |value| value.as_f64() == Some(1.0))?;
+    }
+    for name in ["logprobs", "top_logprobs"] {
+        fields.refuse(name, why, |value| *value == false || value.as_f64() == Some(0.0))?;
+    }
+    Ok(())
+}
+
 /// How many replies to make; `best_of` must ask for as many as are shown.
 fn choices(fields: &mut Fields, app: &App) -> Result<usize, ApiError> {
     let most = i64::try_from(app.server.max_choices).unwrap_or(i64::MAX);

@@ -235,7 +235,7 @@ async fn what_is_unknown_is_refused_in_json() {
     let client = daemon.client();
     let cases = [
         (client.get::<Status>("/nowhere").await.map(drop), 404, "GET /status"),
-        (client.get::<Status>("/reload").await.map(drop), 404, "there is no /reload"),
+        (client.get::<Status>("/nothing").await.map(drop), 404, "there is no /nothing"),
         (client.post::<Status>("/status", NOTHING).await.map(drop), 405, "does not take POST; use GET"),
         (client.get::<Bench>("/bench").await.map(drop), 405, "does not take GET; use POST"),
         (client.post::<Bench>("/bench", Some(&7)).await.map(drop), 400, "must be JSON such as"),

@@ -28,10 +28,11 @@ use axum::response::Response;
 use super::App;
 use super::body::json_object;
 use super::completions::{check_model, log_rest, model, off_thread};
+use super::constrained::Form;
 use super::error::ApiError;
 use super::exchange;
 use super::fields::Fields;
-use super::generation::Asked;
+use super::generation::{Asked, one_answer};
 use super::reply::{Dialect, submit};
 use super::studio::{MAX_STEPS, seed_for_browsers, steps};
 use crate::engine;
@@ -56,6 +57,10 @@ pub(super) async fn edit(State(app): State<Arc<App>>, request: Request) -> Resul
     }
     steps(&mut fields)?;
     seed_for_browsers(&mut fields)?;
+    one_answer(&mut fields, "an edit has one result, without figures of its tokens")?;
+    if let Some(form) = Form::read(&mut fields)? {
+        return Err(ApiError::unsupported(form.param, "an edit cannot be held to a form"));
+    }
     let asked = Asked::read(&mut fields, &app, Dialect::Text).map_err(renamed)?;
     log_rest(&fields);
     drop(fields);

@@ -96,6 +96,10 @@ pub(super) fn translate(mut fields: Fields) -> Result<(Fields, Repeated), ApiErr
     fields.refuse("background", "responses are made while the client waits", |value| *value == false)?;
     fields
         .refuse("prompt", "stored prompts are not supported; send `instructions` and `input`", |_| false)?;
+    fields.refuse("context_management", "inputs are not made shorter", |value| {
+        value.as_array().is_some_and(Vec::is_empty)
+    })?;
+    fields.refuse("moderation", "nothing here judges texts", |_| false)?;
     fields.refuse("max_tool_calls", "tools are called by the client, who can count", |_| false)?;
     fields.refuse("top_logprobs", "log-probabilities are not supported here", |value| {
         value.as_f64() == Some(0.0)

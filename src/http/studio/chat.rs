@@ -29,6 +29,7 @@ use crate::http::chat::{ENABLE_THINKING, Prepared, prepare};
 use crate::http::completions::check_model;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, quoted};
+use crate::http::generation::one_answer;
 use crate::http::reply::{broke_off, figures, outcome, submit, usage_json};
 use crate::http::sse::{Frames, respond_with};
 use crate::http::{App, exchange, random};
@@ -44,11 +45,7 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
     for fixed in ["stream", "stream_options"] {
         fields.refuse(fixed, "this route always streams", |_| false)?;
     }
-    for not_shown in ["n", "best_of", "logprobs", "top_logprobs"] {
-        let nothing =
-            |value: &Value| *value == json!(false) || [Some(0.0), Some(1.0)].contains(&value.as_f64());
-        fields.refuse(not_shown, "the studio shows one answer, without figures of its tokens", nothing)?;
-    }
+    one_answer(&mut fields, "the studio shows one answer, without figures of its tokens")?;
     match (fields.string("backend")?.as_deref(), &app.remote) {
         (None | Some(LOCAL), _) => {
             check_model(&mut fields, &app)?;
