@@ -22,7 +22,7 @@ use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device};
 use crate::ops::{
-    CacheKind, Format, Kernels, LatentHeads, Matrix, RowTop, read_choices, self_test, self_test_choice,
+    CacheKind, Format, Joiner, Kernels, LatentHeads, Matrix, RowTop, read_choices, self_test, self_test_choice,
     self_test_latent, self_test_moe, self_test_products, self_test_router, self_test_stream,
 };
 use layer::{Layer, Loader};
@@ -82,6 +82,8 @@ pub struct Causal {
     /// Rows of the last pass that have logits.
     rows_with_logits: usize,
     prepared: HashMap<(usize, Logits), Pass>,
+    /// What makes one launch of a narrow pass.
+    joiner: Option<Joiner>,
     embedded: Vec<f32>,
 }
 
@@ -198,7 +200,7 @@ impl Causal {
         let scratch = Scratch::new(&device, &strides, scratch_rows)?;
         gguf.release(); // only rows of the embedding are read from now on
         progress(1.0);
-        Ok(Self {
+        let mut model = Self {
             kernels,
             gguf,
             embedding: parts.embedding,
@@ -214,10 +216,23 @@ impl Causal {
             choice_limit: config.vocabulary,
             rows_with_logits: 0,
             prepared: HashMap::new(),
+            joiner: None,
             embedded: Vec::new(),
             config,
             device,
-        })
+        };
+        if std::env::var("AXE_PHASES").is_ok() {
+            model.joiner = model.find_joiner()?;
+        }
+        Ok(model)
+    }
+
+    /// A joiner for all narrow passes.
+    fn find_joiner(&self) -> Result<Option<Joiner>, ModelError> {
+        let widest = NARROW.min(self.logit_rows);
+        let passes = [(1, Logits::All), (1, Logits::None), (widest, Logits::All)];
+        let passes: Vec<Pass> = passes.into_iter().map(|(rows, logits)| builder::pass(self, rows, logits)).collect::<Result<_, _>>()?;
+        Ok(self.kernels.joiner(&self.device, passes.iter().flat_map(Pass::positioned))?)
     }
 
     /// The model's sizes and switches.
@@ -275,7 +290,10 @@ impl Causal {
                 // The narrow ones come back all the time; a wide one belongs to the end of one prompt.
                 self.prepared.retain(|(rows, _), _| *rows <= NARROW);
             }
-            let pass = builder::pass(self, rows, logits)?;
+            let mut pass = builder::pass(self, rows, logits)?;
+            if let Some(joiner) = self.joiner.as_ref().filter(|_| rows <= NARROW) {
+                pass.join(&self.device, joiner)?;
+            }
             tracing::debug!(rows, ?logits, launches = pass.len(), "prepared a pass");
             self.prepared.insert(key, pass);
         }
