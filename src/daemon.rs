@@ -5,6 +5,7 @@
 //! by the operator: new requests are refused, accepted ones finish within the configured grace, then the sockets
 //! close. A second signal ends everything at once.
 
+mod journal;
 mod logging;
 mod supervisor;
 
@@ -140,12 +141,9 @@ async fn serve(
     )
     .map_err(system("start the engine's thread"))?;
     let handle = engine.handle();
-    let shown = serde_json::to_value(&config).unwrap_or_default();
-    let board = Arc::new(Board::new(handle.clone(), shown, Sampler::new()));
+    let board = Arc::new(Board::new(handle.clone(), admin::shown(&config), Sampler::new()));
     board.pin_address(format!("http://{address}"));
-    if let Some(why) = &config.studio.ignored {
-        board.warn(why);
-    }
+    config.warnings.iter().for_each(|warning| board.warn(warning));
     // The thread waits for it, so there is a receiver.
     let _sent = send_board.send(Arc::clone(&board));
     tracing::info!(%address, admin = %socket.path().display(), "listening; loading the model");

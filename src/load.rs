@@ -21,6 +21,7 @@ use crate::config::{Config, DeviceConfig, DeviceKind};
 use crate::decode::{Backend, BackendError};
 use crate::device::{self, Device, DeviceOptions, DeviceSelector};
 use crate::engine::{LoadProgress, Loaded, Model, ModelKind};
+use crate::ops::Products;
 use crate::text::{ChatTemplate, Tokenizer};
 use observed::Observed;
 use startup::{Choice, Reason};
@@ -104,6 +105,7 @@ struct Facts {
     choices: String,
     context: usize,
     kind: ModelKind,
+    products: Products,
 }
 
 impl Load<'_> {
@@ -161,6 +163,7 @@ impl Load<'_> {
             identity: facts.identity.clone(),
             context_length: facts.context,
         });
+        self.board.pin_kernels(kernels(&device, facts.products));
         let info = device.info();
         let words = format!("{} ({}, {} compute units)", info.name, info.platform, info.compute_units);
         Loaded {
@@ -175,6 +178,24 @@ impl Load<'_> {
                 template,
             },
         }
+    }
+}
+
+/// What operators are told of the kernels.
+fn kernels(device: &Device, products: Products) -> protocol::Kernels {
+    let test = |check: device::Check| protocol::SelfTest {
+        kernel: check.kernel,
+        passed: check.passed,
+        // A number that is none has no share, and JSON no word for it.
+        worst: if check.worst.is_finite() { check.worst } else { f64::MAX },
+    };
+    protocol::Kernels {
+        family: "vector".to_owned(),
+        products: match products {
+            Products::Vector => "vectors".to_owned(),
+            Products::MatrixUnit => "matrix unit".to_owned(),
+        },
+        self_tests: device.checks().into_iter().map(test).collect(),
     }
 }
 

@@ -36,6 +36,8 @@ enum Command {
     Tokenize(commands::tokenize::Options),
     /// Print the text of token ids.
     Detokenize(commands::detokenize::Options),
+    /// Show every setting in force and where it comes from.
+    Config(commands::config::Options),
     /// List the OpenCL devices of this machine.
     Devices(commands::devices::Options),
     /// Quantise the experts of a DiffusionGemma checkpoint to 4 bits.
@@ -122,6 +124,7 @@ fn main() -> ExitCode {
         Command::Denoise(options) => commands::denoise::run(&options),
         Command::Tokenize(options) => commands::tokenize::run(&options),
         Command::Detokenize(options) => commands::detokenize::run(&options),
+        Command::Config(options) => commands::config::run(&options),
         Command::Devices(options) => commands::devices::run(&options),
         Command::Convert(options) => commands::convert::run(&options),
         Command::BenchDenoise(options) => commands::bench_denoise::run(&options),

@@ -150,6 +150,10 @@ async fn a_key_is_asked_for_where_one_is_configured() {
         }
     }
     assert_eq!(server.post(CHAT, &chat()).await.status(), 401);
+    // As Anthropic's clients send it.
+    let ours =
+        server.client.get(server.url("/v1/models")).header("x-api-key", "sesame").send().await.unwrap();
+    assert_eq!(ours.status(), 200);
     for path in ["/health", "/ready"] {
         assert_eq!(server.get(path).await.status(), 200, "{path}");
     }

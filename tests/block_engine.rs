@@ -33,7 +33,7 @@ fn request(seed: u64, max_tokens: usize) -> Request {
         stop: Stop { max_tokens, ignore_eos: true, ..Stop::default() },
         channels: true,
         drafts: false,
-        calls: None,
+        ..Request::default()
     }
 }
 

@@ -51,7 +51,9 @@ fn loaded(config: &Config, path: &Path) -> (Memory, usize) {
     )
     .unwrap();
     let handle = engine.handle();
-    send_board.send(Arc::new(Board::new(handle.clone(), Value::Null, Sampler::new()))).unwrap();
+    send_board
+        .send(Arc::new(Board::new(handle.clone(), axectl::protocol::Config::default(), Sampler::new())))
+        .unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut watch = handle.watch();
     let state = runtime.block_on(async {

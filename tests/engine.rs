@@ -20,7 +20,7 @@ fn request(prompt: &str) -> Request {
         stop: Stop { max_tokens: 1000, ..Stop::default() },
         channels: true,
         drafts: false,
-        calls: None,
+        ..Request::default()
     }
 }
 

@@ -53,11 +53,14 @@ pub enum Command {
         /// Only lines this severe or more: error, warn, info, debug, trace
         #[arg(long, default_value = "trace", value_name = "LEVEL")]
         level: Level,
+        /// Only lines of one request: the id of its answer, or of the header x-request-id
+        #[arg(long, value_name = "ID", value_parser = identifier)]
+        request: Option<String>,
     },
     /// Show card and host: memory, load, clocks, power, temperatures, firmware
     Gpu {
         /// Show it again every so many seconds (1 unless given), until interrupted
-        #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = seconds)]
+        #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = seconds)]
         watch: Option<f64>,
     },
     /// Show the running job and those that wait
@@ -66,6 +69,24 @@ pub enum Command {
     Cancel {
         /// The job's identifier, as `axectl queue` shows it
         id: String,
+    },
+    /// Show every setting in force and where it comes from
+    Config {
+        /// Only what somebody set
+        #[arg(long)]
+        set: bool,
+    },
+    /// Measure prefill and decoding through the daemon's queue, beside what else it has to do
+    Bench {
+        /// Tokens of the prompt
+        #[arg(short = 'p', long, default_value_t = 512, value_name = "TOKENS")]
+        prompt: usize,
+        /// Tokens to generate
+        #[arg(short = 'n', long, default_value_t = 64, value_name = "TOKENS")]
+        tokens: usize,
+        /// How often, from 1 to 20; one more round comes first and does not count
+        #[arg(short, long, default_value_t = 3, value_name = "COUNT")]
+        rounds: usize,
     },
     /// Show the time spent in each kernel (needs `device.profiling = true` in daemon.toml)
     Profile,
@@ -90,6 +111,14 @@ fn seconds(text: &str) -> Result<f64, String> {
         Ok(seconds) if (0.1..=86_400.0).contains(&seconds) => Ok(seconds),
         _ => Err("give a number of seconds from 0.1 to 86400".to_owned()),
     }
+}
+
+/// Identifiers go into a query as they are.
+fn identifier(text: &str) -> Result<String, String> {
+    if !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.:".contains(c)) {
+        return Ok(text.to_owned());
+    }
+    Err("an identifier has letters, digits, hyphens and underscores, as in chatcmpl-0123abcd".to_owned())
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use std::{
 
 use axectl::{
     client::Client,
-    protocol::{CancelResult, Drain, Gpu, Level, LogLevel, Profile, Queue, Status, Version},
+    protocol::{
+        Bench, BenchRequest, CancelResult, Config, Drain, Gpu, LogLevel, Profile, Queue, Status, Version,
+    },
     socket,
 };
 use clap::CommandFactory;
@@ -22,6 +24,9 @@ use crate::{
 
 /// The longest any command but `logs --follow` and `gpu --watch` takes.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The longest a measurement takes.
+const BENCH: Duration = Duration::from_secs(1800);
 
 type Outcome = Result<(), Failure>;
 
@@ -38,7 +43,7 @@ pub async fn run(arguments: Arguments) -> Outcome {
         let uid = std::fs::metadata("/proc/self").map_or(0, |metadata| metadata.uid());
         socket::for_client(uid, |name| std::env::var(name).ok())
     });
-    let client = Client::new(socket, PATIENCE);
+    let client = Client::new(&socket, PATIENCE);
     let json = arguments.json;
     let nothing = None::<&()>;
     match arguments.command {
@@ -56,7 +61,21 @@ pub async fn run(arguments: Arguments) -> Outcome {
         }
         Command::Gpu { watch: None } => tell(json, &client.get::<Gpu>("/gpu").await?, show::gpu),
         Command::Gpu { watch: Some(seconds) } => watch(&client, json, Duration::from_secs_f64(seconds)).await,
-        Command::Logs { follow, lines, level } => logs(&client, json, follow, lines, level).await,
+        Command::Logs { follow, lines, level, request } => {
+            let mut path = format!("/logs?lines={lines}&level={level}&follow={}", u8::from(follow));
+            if let Some(request) = request {
+                path.push_str(&format!("&request={request}"));
+            }
+            logs(&client, json, &path).await
+        }
+        Command::Config { set } => {
+            tell(json, &client.get::<Config>("/config").await?, |config| show::config(config, set))
+        }
+        Command::Bench { prompt, tokens, rounds } => {
+            let asked = BenchRequest { prompt_tokens: prompt, completion_tokens: tokens, rounds };
+            let client = Client::new(&socket, BENCH);
+            tell(json, &client.post::<Bench>("/bench", Some(&asked)).await?, show::bench)
+        }
         Command::Version => version(&client, json).await,
         Command::Completions { .. } => Ok(()),
     }
@@ -86,11 +105,10 @@ async fn watch(client: &Client, json: bool, pause: Duration) -> Outcome {
     }
 }
 
-async fn logs(client: &Client, json: bool, follow: bool, lines: usize, level: Level) -> Outcome {
-    let path = format!("/logs?lines={lines}&level={level}&follow={}", u8::from(follow));
+async fn logs(client: &Client, json: bool, path: &str) -> Outcome {
     let colours =
         !json && io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-    let mut lines = client.lines(&path).await?;
+    let mut lines = client.lines(path).await?;
     while let Some(line) = lines.next().await? {
         tell(json, &line, |line| show::log_line(line, colours))?;
     }

@@ -1,10 +1,16 @@
 //! Answers as people read them: aligned, with units, `n/a` for what nobody knows.
 
+mod bench;
+mod config;
+
 use axectl::protocol::{
-    CancelResult, Drain, Gpu, Job, JobState, Level, LogLevel, LogLine, Memory, Profile, Queue, Status,
-    Version,
+    CancelResult, Drain, Gpu, Job, JobState, Kernels, Level, LogLevel, LogLine, Memory, Profile, Queue,
+    Status, Version,
 };
 use comfy_table::{CellAlignment, Table, presets::NOTHING};
+
+pub use bench::bench;
+pub use config::config;
 
 use crate::units::{bytes, duration, known, plain, rate};
 
@@ -57,6 +63,7 @@ pub fn status(status: &Status) -> String {
     if let Some(device) = &status.device {
         sheet.line("", format!("{}, driver {}", plain(&device.platform), plain(&device.driver)));
     }
+    sheet.line("Kernels", known(status.kernels.as_ref(), kernels));
     sheet.line("Memory", known(status.memory.as_ref(), memory));
     sheet.line("Slot", status.running.as_ref().map_or_else(|| "idle".to_owned(), slot));
     sheet.line("Queue", format!("{} waiting, room for {}", status.waiting, status.capacity));
@@ -292,6 +299,23 @@ pub fn log_line(line: &LogLine, colours: bool) -> String {
         text.push_str(&format!(" {}={}", plain(key), plain(&value)));
     }
     text
+}
+
+fn kernels(kernels: &Kernels) -> String {
+    let tests = &kernels.self_tests;
+    let wrong: Vec<String> =
+        tests.iter().filter(|test| !test.passed).map(|test| plain(&test.kernel)).collect();
+    let worst = tests.iter().filter(|test| test.passed).map(|test| test.worst).fold(0.0, f64::max);
+    let verdict = match wrong.as_slice() {
+        [] if tests.is_empty() => "no self-test".to_owned(),
+        [] => format!(
+            "self-test: {} right, the worst at {:.0} % of what is allowed",
+            tests.len(),
+            100.0 * worst
+        ),
+        wrong => format!("self-test: wrong and not used: {}", wrong.join(", ")),
+    };
+    format!("{}, many rows by {}; {verdict}", plain(&kernels.family), plain(&kernels.products))
 }
 
 fn memory(memory: &Memory) -> String {

@@ -3,7 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use axectl::protocol::{
-    Counters, Device, Drain, Gpu, Job, JobState, Memory, Model, Profile, Queue, State, Status,
+    Config, Counters, Device, Drain, Gpu, Job, JobState, Kernels, Memory, Model, Profile, Queue, State,
+    Status,
 };
 
 use crate::{
@@ -14,7 +15,6 @@ use crate::{
 /// The daemon as its operators see it. All methods answer from what is at hand; none waits for the device.
 pub struct Board {
     engine: EngineHandle,
-    config: serde_json::Value,
     facts: Mutex<Facts>,
     sampler: Mutex<Sampler>,
 }
@@ -22,9 +22,11 @@ pub struct Board {
 /// What is known once it is known.
 #[derive(Default)]
 struct Facts {
+    config: Config,
     listen: Option<String>,
     device: Option<Device>,
     model: Option<Model>,
+    kernels: Option<Kernels>,
     profile: Profile,
     warnings: Vec<String>,
 }
@@ -32,8 +34,14 @@ struct Facts {
 impl Board {
     /// The board of `engine`, with the configuration in force as it may be shown (secrets hidden), and a sampler
     /// that need not know the card yet.
-    pub fn new(engine: EngineHandle, config: serde_json::Value, sampler: Sampler) -> Self {
-        Self { engine, config, facts: Mutex::default(), sampler: Mutex::new(sampler) }
+    pub fn new(engine: EngineHandle, config: Config, sampler: Sampler) -> Self {
+        let facts = Facts { config, ..Facts::default() };
+        Self { engine, facts: Mutex::new(facts), sampler: Mutex::new(sampler) }
+    }
+
+    /// Shows another configuration from now on.
+    pub fn pin_config(&self, config: Config) {
+        self.facts().config = config;
     }
 
     /// Pins up where the public HTTP interface listens, e.g. `http://127.0.0.1:8080`.
@@ -61,6 +69,11 @@ impl Board {
         self.facts().model = Some(model);
     }
 
+    /// Pins up the kernels in use, and how they did against their references.
+    pub fn pin_kernels(&self, kernels: Kernels) {
+        self.facts().kernels = Some(kernels);
+    }
+
     /// Pins up the kernels' times, which only the engine's thread can read.
     pub fn pin_profile(&self, mut profile: Profile) {
         profile.kernels.sort_by_key(|kernel| std::cmp::Reverse(kernel.total_ns));
@@ -78,8 +91,13 @@ impl Board {
     }
 
     /// The configuration in force.
-    pub(super) fn config(&self) -> serde_json::Value {
-        self.config.clone()
+    pub(super) fn config(&self) -> Config {
+        self.facts().config.clone()
+    }
+
+    /// The engine that is looked at.
+    pub(super) fn engine(&self) -> &EngineHandle {
+        &self.engine
     }
 
     /// Time per kernel.
@@ -102,6 +120,7 @@ impl Board {
             listen: facts.listen.clone(),
             device: facts.device.clone(),
             model: facts.model.clone(),
+            kernels: facts.kernels.clone(),
             memory: memory(&now),
             running: running(&now),
             waiting: now.queue.depth,

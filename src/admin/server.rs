@@ -14,6 +14,7 @@ use tower::ServiceExt;
 
 use super::{
     Board, Listener, LogControl, LogRing, Peer, Policy,
+    hangup::Hangup,
     peer::groups_of,
     routes::{self, failure},
 };
@@ -112,7 +113,11 @@ async fn converse(
         }
     };
     let keep_alive = refusal.is_none();
-    let service = hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+    let hangup = Hangup::of(&stream).ok();
+    let service = hyper::service::service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        if let Some(hangup) = &hangup {
+            request.extensions_mut().insert(hangup.clone());
+        }
         let (router, refusal) = (router.clone(), refusal.clone());
         async move {
             Ok::<_, Infallible>(match refusal {

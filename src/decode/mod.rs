@@ -36,10 +36,32 @@ pub trait Backend {
         prompt: &[u32],
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError>;
+    /// Starts a generation of what stands between two texts; it is complete by itself. [`Wanted::most`] bounds it.
+    ///
+    /// # Errors
+    /// A model that cannot look at what comes behind; else as for [`Backend::start`].
+    fn infill<'a>(
+        &'a mut self,
+        _texts: Texts<'_>,
+        _sampling: &Sampling,
+    ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        Err("this model continues texts; it cannot fill a gap in one".into())
+    }
     /// Most positions (prompt and output together) the cache holds.
     fn context_length(&self) -> usize;
     /// What is allocated on the device at present.
     fn memory(&self) -> Memory;
+}
+
+/// The texts before and behind a gap, as token ids.
+#[derive(Debug, Clone, Copy)]
+pub struct Texts<'t> {
+    /// What stands before, at least one token, shorter than [`Backend::context_length`].
+    pub prompt: &'t [u32],
+    /// How many tokens at its end are plain text: they may be read together with the gap.
+    pub plain: usize,
+    /// What stands behind, at least one token.
+    pub suffix: &'t [u32],
 }
 
 /// Bytes allocated on the device, by purpose.
@@ -79,6 +101,10 @@ pub trait Generation {
     fn want(&mut self, _wanted: Wanted) {}
     /// Prompt tokens taken over from the cache of the generation before; known after the first step.
     fn cached_tokens(&self) -> usize;
+    /// Whether everything is made that was to be: no step may follow. Most generations go on until somebody ends them.
+    fn complete(&self) -> bool {
+        false
+    }
     /// What denoising took so far, for models that denoise.
     fn denoising(&self) -> Option<DenoisingStats> {
         None

@@ -4,6 +4,7 @@
 //! handles belong to the thread that opened it. [`list_devices`] shows what there is.
 
 mod cache;
+mod checks;
 mod context;
 mod discover;
 mod error;
@@ -17,6 +18,7 @@ mod program;
 pub mod runtime;
 pub mod telemetry;
 
+pub use checks::Check;
 pub use context::{Device, DeviceOptions};
 pub use discover::{DeviceInfo, DeviceKind, DeviceSelector, ListedDevice, list_devices};
 pub use error::{ClCode, DeviceError};

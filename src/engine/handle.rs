@@ -10,7 +10,7 @@ use super::mailbox::{Events, mailbox};
 use super::shared::{Inner, Queued, Shared};
 use super::status::{QueueStatus, QueuedJob, RunningJob, State, Status};
 use super::thread::Options;
-use super::{Cause, FinishReason, Model, Request};
+use super::{Account, Cause, FinishReason, Model, Request};
 
 /// Why a request was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -82,6 +82,14 @@ impl EngineHandle {
     /// # Errors
     /// [`SubmitError`]; nothing was queued then.
     pub fn submit(&self, request: Request) -> Result<Job, SubmitError> {
+        self.submit_for(request, None)
+    }
+
+    /// The same in somebody's name, whose account hears what was used.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::submit`].
+    pub fn submit_for(&self, request: Request, account: Option<Arc<Account>>) -> Result<Job, SubmitError> {
         let mut inner = self.shared.lock();
         if let Err(error) = check(&inner, &request) {
             inner.counters.requests.rejected += 1;
@@ -91,7 +99,7 @@ impl EngineHandle {
         inner.next_ticket += 1;
         let id = request.id.clone();
         let (sender, events) = mailbox(&self.shared, ticket);
-        inner.queue.push_back(Queued { ticket, request, sender, accepted: Instant::now() });
+        inner.queue.push_back(Queued { ticket, request, sender, accepted: Instant::now(), account });
         drop(inner);
         self.shared.work.notify_all();
         Ok(Job { id, events })

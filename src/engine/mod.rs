@@ -10,6 +10,7 @@
 //! when the device was lost (`fault.rs`). To change the model, a second thread brings the new one and takes over
 //! (`succession.rs`); meanwhile the door (`door.rs`) keeps prompts from being encoded for the wrong one.
 
+mod account;
 mod door;
 mod event;
 mod fault;
@@ -25,6 +26,7 @@ mod succession;
 mod tenant;
 mod thread;
 
+pub use account::Account;
 pub use door::Pass;
 pub use event::{Cause, Event, FinishReason, Stats, Usage};
 pub use fault::Faults;

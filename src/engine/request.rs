@@ -12,6 +12,8 @@ pub struct Request {
     pub id: String,
     /// Prompt token ids, template and BOS included.
     pub prompt: Vec<u32>,
+    /// What is to stand behind the reply, of models that denoise; empty: nothing is known of it.
+    pub suffix: Vec<u32>,
     /// How the next token is chosen.
     pub sampling: Sampling,
     /// When to end.

@@ -8,8 +8,8 @@ use super::loader::chain;
 use super::shared::{Queued, Shared};
 use super::status::Phase;
 use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
-use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Wanted};
-use crate::text::{Parts, ReplyText, Tokenizer};
+use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Texts, Wanted};
+use crate::text::{Parts, ReplyText, TokenKind, Tokenizer};
 
 /// Which draft comes next.
 #[derive(Clone, Copy)]
@@ -46,7 +46,15 @@ pub(super) fn run(
             None
         }
     };
-    let reason = match backend.start(&queued.request.prompt, &queued.request.sampling) {
+    let Request { prompt, suffix, sampling, .. } = &queued.request;
+    let started = match suffix.is_empty() {
+        true => backend.start(prompt, sampling),
+        false => {
+            let plain = prompt.iter().rev().take_while(|&&id| is_plain(&model.tokenizer, id)).count();
+            backend.infill(Texts { prompt, plain, suffix }, sampling)
+        }
+    };
+    let reason = match started {
         Err(error) => {
             fault = Fault::of(&error);
             FinishReason::Error(chain(&*error))
@@ -108,6 +116,9 @@ pub(super) fn run(
                         if let Some(reason) = ended {
                             break reason;
                         }
+                        if generation.complete() {
+                            break FinishReason::Stop;
+                        }
                     }
                 }
             };
@@ -126,7 +137,7 @@ pub(super) fn run(
         _ => None,
     };
     let usage = Usage {
-        prompt_tokens: queued.request.prompt.len(),
+        prompt_tokens: prompt.len() + suffix.len(),
         completion_tokens: reply.completion_tokens,
         cached_tokens,
         reasoning_tokens: reply.text.reasoning_tokens(),
@@ -138,14 +149,24 @@ pub(super) fn run(
         queued.sender.send(Event::Commit { tokens: Vec::new(), text, reasoning, calls });
     }
     let (stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
-    log(&queued.request.id, &reason, usage, &stats);
+    let key = queued.account.as_ref().and_then(|account| account.name());
+    log(&queued.request.id, key, &reason, usage, &stats);
+    if let Some(account) = &queued.account {
+        account.add(usage);
+    }
     // The slot is free before the listener knows, so that its next request does not find it taken.
     shared.finished(&reason, usage, &stats, decode_s);
     queued.sender.send(Event::Finish { reason, usage, stats });
     broken
 }
 
-fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
+/// Whether a token is text, and not structure.
+fn is_plain(tokenizer: &Tokenizer, id: u32) -> bool {
+    let channel = tokenizer.channel().is_some_and(|channel| [channel.open, channel.close].contains(&id));
+    !channel && tokenizer.kind(id) != Some(TokenKind::Control)
+}
+
+fn log(id: &str, key: Option<&str>, reason: &FinishReason, usage: Usage, stats: &Stats) {
     let reason = match reason {
         FinishReason::Stop => "stop",
         FinishReason::ToolCalls => "tool_calls",
@@ -159,6 +180,7 @@ fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
     };
     tracing::info!(
         id,
+        key,
         reason,
         prompt_tokens = usage.prompt_tokens,
         cached_tokens = usage.cached_tokens,

@@ -15,7 +15,7 @@ use super::mailbox::Sender;
 use super::status::{Counters, Loading, Phase, RunningJob, State};
 use super::succession::Succession;
 use super::thread::Options;
-use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
+use super::{Account, Cause, Event, FinishReason, Model, Request, Stats, Usage};
 use crate::decode::Memory;
 
 pub(super) struct Queued {
@@ -23,6 +23,7 @@ pub(super) struct Queued {
     pub(super) request: Request,
     pub(super) sender: Sender,
     pub(super) accepted: Instant,
+    pub(super) account: Option<Arc<Account>>,
 }
 
 pub(super) struct Running {

@@ -40,6 +40,10 @@ pub(super) struct Generation {
     pub(super) stream: bool,
     /// Send a last chunk with token counts.
     pub(super) include_usage: bool,
+    /// What is to stand behind the reply, on a canvas.
+    pub(super) suffix: Vec<u32>,
+    /// Text before the reply that is part of the answer.
+    pub(super) echo: String,
     /// How to find calls of tools in the reply.
     pub(super) calls: Option<Calling>,
 }
@@ -127,7 +131,15 @@ impl Asked {
             ModelKind::BlockDiffusion { max_steps, .. } => self.diffusion(max_steps)?,
         };
         let Self { stop, stream, include_usage, .. } = self;
-        Ok(Generation { sampling, stop, stream, include_usage, calls: None })
+        Ok(Generation {
+            sampling,
+            stop,
+            stream,
+            include_usage,
+            suffix: Vec::new(),
+            echo: String::new(),
+            calls: None,
+        })
     }
 
     fn causal(&self, defaults: &SamplingConfig) -> Result<Sampling, ApiError> {

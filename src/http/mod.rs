@@ -22,12 +22,15 @@ mod completions;
 mod connection;
 mod cors;
 mod error;
+mod exchange;
 mod fields;
 mod generation;
 mod health;
+mod infill;
 mod messages;
 mod metrics;
 mod models;
+mod rate;
 mod reply;
 mod router;
 mod server;
@@ -36,7 +39,7 @@ mod studio;
 mod tokens;
 mod turn;
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
@@ -52,6 +55,7 @@ pub use server::serve;
 pub struct App {
     engine: EngineHandle,
     server: ServerConfig,
+    keys: RwLock<Arc<auth::Keys>>,
     sampling: SamplingConfig,
     /// Name in the API.
     name: String,
@@ -71,6 +75,7 @@ impl App {
         Arc::new(Self {
             engine,
             server: config.server.clone(),
+            keys: RwLock::new(Arc::new(auth::Keys::new(&config.server))),
             sampling: config.sampling.clone(),
             name: config.model.name(),
             aliases: config.model.aliases.clone(),
@@ -78,6 +83,17 @@ impl App {
             turns: turn::Turns::new(),
             remote: config.studio.remote.clone().map(Remote::new),
         })
+    }
+
+    /// Takes the keys and rate limits of another configuration from now on. What was counted for a name stays.
+    pub fn set_keys(&self, server: &ServerConfig) {
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        *keys = Arc::new(keys.renewed(server));
+    }
+
+    /// The keys in force.
+    fn keys(&self) -> Arc<auth::Keys> {
+        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Whether requests for the model `name` are meant for ours.

@@ -6,9 +6,10 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::auth::account;
 use super::error::{ApiError, OUTAGE_RETRY};
 use super::generation::Generation;
-use super::{App, calls, fingerprint, hex, random, sse, unix_time};
+use super::{App, calls, exchange, fingerprint, sse, unix_time};
 use crate::decode::ProposerStats;
 use crate::engine::{Cause, Event, Events, FinishReason, Job, Model, Request, Stats, SubmitError, Usage};
 use crate::text::Parts;
@@ -41,6 +42,8 @@ pub(super) struct Head {
     fingerprint: String,
     device: String,
     seed: u64,
+    /// Text before the reply that is part of the answer.
+    pub(super) echo: String,
 }
 
 impl Head {
@@ -51,12 +54,13 @@ impl Head {
         };
         Ok(Self {
             dialect,
-            id: format!("{prefix}-{}", hex(&random::<12>()?)),
+            id: format!("{prefix}-{}", exchange::number()?),
             created: unix_time(),
             model: app.name.clone(),
             fingerprint: fingerprint(model),
             device: model.device.clone(),
             seed,
+            echo: String::new(),
         })
     }
 
@@ -92,7 +96,7 @@ impl Head {
                     choice["message"]["tool_calls"] = calls::whole(&self.id, 0, &called);
                 }
             }
-            Dialect::Text => choice["text"] = content.into(),
+            Dialect::Text => choice["text"] = format!("{}{content}", self.echo).into(),
         }
         choice["logprobs"] = Value::Null;
         choice["finish_reason"] = reason.into();
@@ -172,7 +176,8 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
 
 /// Puts a prompt into the queue.
 pub(super) fn submit(app: &App, request: Request, field: &'static str) -> Result<Job, ApiError> {
-    app.engine.submit(request).map_err(|error| match error {
+    tracing::debug!(id = request.id, prompt_tokens = request.prompt.len(), "submitted");
+    app.engine.submit_for(request, account()).map_err(|error| match error {
         SubmitError::EmptyPrompt | SubmitError::ContextTooLong { .. } => ApiError::from(error).param(field),
         error => error.into(),
     })
@@ -186,10 +191,11 @@ pub(super) async fn answer(
     prompt: Vec<u32>,
     generation: Generation,
 ) -> Result<Response, ApiError> {
-    let Generation { sampling, stop, stream, include_usage, calls } = generation;
-    let head = Head::new(dialect, app, model, sampling.seed)?;
+    let Generation { sampling, stop, stream, include_usage, suffix, echo, calls } = generation;
+    let head = Head { echo, ..Head::new(dialect, app, model, sampling.seed)? };
     let channels = dialect == Dialect::Chat;
-    let request = Request { id: head.id.clone(), prompt, sampling, stop, channels, drafts: false, calls };
+    let id = head.id.clone();
+    let request = Request { id, prompt, suffix, sampling, stop, channels, drafts: false, calls };
     let job = submit(app, request, dialect.prompt())?;
     if stream {
         return sse::respond(head, job.events, include_usage, app.server.ping_interval).await;

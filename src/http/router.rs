@@ -3,16 +3,15 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
-use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use tower_http::compression::CompressionLayer;
 
 use super::error::ApiError;
 use super::fields::quoted;
-use super::{App, auth, chat, completions, cors, health, metrics, models, studio, tokens};
+use super::{App, auth, chat, completions, cors, exchange, health, metrics, models, studio, tokens};
 
 /// All routes of the public face.
 pub fn router(app: Arc<App>) -> Router {
@@ -33,7 +32,7 @@ pub fn router(app: Arc<App>) -> Router {
         .layer(CompressionLayer::new())
         .layer(from_fn_with_state(Arc::clone(&app), auth::check))
         .layer(from_fn_with_state(Arc::clone(&app), cors::allow))
-        .layer(from_fn(log))
+        .layer(from_fn(exchange::follow))
         .with_state(app)
 }
 
@@ -63,17 +62,4 @@ async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
         uri.path()
     );
     ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, message).code("method_not_allowed")
-}
-
-/// One line for each request that was answered or begun to be. Headers and bodies are not logged: they hold keys and
-/// what people write.
-async fn log(request: Request, next: Next) -> Response {
-    let started = std::time::Instant::now();
-    let method = request.method().clone();
-    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let path = route.unwrap_or_else(|| request.uri().path().to_owned());
-    let response = next.run(request).await;
-    let status = response.status().as_u16();
-    tracing::debug!(%method, path, status, elapsed_s = started.elapsed().as_secs_f64(), "answered");
-    response
 }

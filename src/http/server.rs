@@ -73,6 +73,7 @@ async fn talk(stream: TcpStream, service: Router, app: Arc<App>, mut closing: wa
         .timer(TokioTimer::new())
         // Also bounds how long a kept-alive connection may be idle.
         .header_read_timeout(app.server.header_timeout)
+        .max_buf_size(app.server.max_head)
         .serve_connection(
             Connection::new(stream, app.server.write_timeout),
             TowerToHyperService::new(service),

@@ -65,7 +65,7 @@ struct Chunks {
     head: Head,
     events: Events,
     include_usage: bool,
-    /// Whether the first chunk, which names the role, was sent.
+    /// Whether the first chunk, which names the role or repeats the prompt, was sent.
     begun: bool,
     /// Calls of tools that were sent.
     called: usize,
@@ -107,10 +107,14 @@ impl Frames for Chunks {
 
 impl Chunks {
     fn begin(&mut self) -> String {
-        if std::mem::replace(&mut self.begun, true) || self.head.dialect == Dialect::Text {
+        if std::mem::replace(&mut self.begun, true) {
             return String::new();
         }
-        self.chunk(json!({ "role": "assistant", "content": "" }), Value::Null)
+        match self.head.dialect {
+            Dialect::Chat => self.chunk(json!({ "role": "assistant", "content": "" }), Value::Null),
+            Dialect::Text if self.head.echo.is_empty() => String::new(),
+            Dialect::Text => self.chunk(self.head.echo.as_str().into(), Value::Null),
+        }
     }
 
     fn delta(&self, member: &str, text: &str) -> String {

@@ -14,6 +14,7 @@ use crate::decode::{BackendError, BlockSize, CausalBackend};
 use crate::device::{Device, DeviceInfo};
 use crate::engine::{Loaded, ModelKind};
 use crate::model::{Causal, CausalConfig, LoadOptions};
+use crate::ops::Products;
 
 /// Loads the model of `gguf`.
 ///
@@ -45,6 +46,7 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
             choices: String::new(),
             context: options.context,
             kind: ModelKind::Causal,
+            products: Products::Vector,
         },
     ))
 }

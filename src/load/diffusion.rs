@@ -41,7 +41,8 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
     })?;
     let quantisation = model.formats();
     let bars = load.config.denoising.bar_immediate_end;
-    let choices = format!("{quantisation} {:?} {bars}", model.products());
+    let products = model.products();
+    let choices = format!("{quantisation} {products:?} {bars}");
     if load.config.device.matrix_unit && model.fell_back() {
         load.board.warn(
             "the processor's matrix unit failed its self-test and is left alone (see the log): slower"
@@ -60,6 +61,7 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
         choices,
         context: options.context,
         kind,
+        products,
     };
     Ok(load.loaded(opened, Box::new(backend), facts))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axectl::protocol;
 
 use crate::admin::Board;
-use crate::decode::{Backend, BackendError, Generation, Memory, Sampling};
+use crate::decode::{Backend, BackendError, Generation, Memory, Sampling, Texts};
 use crate::device::Device;
 
 /// A backend and the board that hears what its kernels took.
@@ -22,6 +22,14 @@ impl Backend for Observed {
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError> {
         self.backend.start(prompt, sampling)
+    }
+
+    fn infill<'a>(
+        &'a mut self,
+        texts: Texts<'_>,
+        sampling: &Sampling,
+    ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        self.backend.infill(texts, sampling)
     }
 
     fn context_length(&self) -> usize {

@@ -14,7 +14,7 @@ use super::reply::Channel;
 use super::special::{Matcher, Part, without};
 use super::spm::{self, Spm};
 use super::template::Rendered;
-use super::vocabulary::Strings;
+use super::vocabulary::{Fim, Strings};
 
 /// Whether special tokens are recognised in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +43,7 @@ pub struct Tokenizer {
     pad: Option<u32>,
     ends: Vec<u32>,
     channel: Option<Channel>,
+    fim: Option<Fim>,
     add_bos: bool,
     add_eos: bool,
 }
@@ -212,6 +213,11 @@ impl Tokenizer {
     /// The tokens that open and close the thinking channel, if the vocabulary has them.
     pub fn channel(&self) -> Option<Channel> {
         self.channel
+    }
+
+    /// The tokens that say what stands before and behind a gap, if the checkpoint names them.
+    pub fn fim(&self) -> Option<Fim> {
+        self.fim
     }
 
     /// From now on there is no thinking channel: what the model writes between its markers is part of the reply.

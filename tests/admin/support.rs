@@ -55,7 +55,25 @@ impl Daemon {
         .unwrap()
         .handle();
         let directory = tempfile::tempdir().unwrap();
-        let config = serde_json::json!({"server": {"port": 8080, "api_keys": ["(secret)"]}});
+        let setting = |key: &str, value: serde_json::Value, source, place: Option<&str>| protocol::Setting {
+            key: key.to_owned(),
+            value,
+            source,
+            place: place.map(str::to_owned),
+        };
+        let config = protocol::Config {
+            file: Some("/etc/axed/daemon.toml".to_owned()),
+            settings: vec![
+                setting("server.port", 8080.into(), protocol::Source::Environment, Some("AXE_PORT")),
+                setting(
+                    "server.api_key",
+                    "(secret)".into(),
+                    protocol::Source::File,
+                    Some("/etc/axed/daemon.toml"),
+                ),
+                setting("log.level", "info".into(), protocol::Source::Default, None),
+            ],
+        };
         let sampler = Sampler::at(&directory.path().join("machine"));
         let board = Arc::new(Board::new(engine.clone(), config, sampler));
         board.pin_address("http://127.0.0.1:8080");
@@ -93,7 +111,7 @@ impl Daemon {
             stop: Stop { max_tokens: 5, ..Stop::default() },
             channels: true,
             drafts: false,
-            calls: None,
+            ..Request::default()
         };
         self.engine.submit(request).unwrap()
     }

@@ -3,6 +3,7 @@
 import atexit
 import http.client
 import json
+import logging
 import os
 import pathlib
 import shutil
@@ -15,6 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts/lib"))
 from daemon import MINIATURE, Daemon, free_port  # noqa: E402, F401 (the path comes first; some is for others)
 
+# In its tests, asyncio complains of every step that takes long; on a busy machine many do.
+logging.getLogger("asyncio").setLevel(logging.ERROR)
 # LiteLLM would look for newer prices of models on the network.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 

@@ -3,19 +3,19 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use axe::config::{Config, Override};
-use axe::decode::{Backend, BackendError, DenoisingStats, Generation, Memory, Sampling, Step};
+use axe::decode::{Backend, BackendError, DenoisingStats, Generation, Memory, Sampling, Step, Texts};
 use axe::engine::{
     Engine, EngineHandle, Event, Events, FinishReason, Loaded, Model, ModelKind, Options, State, Usage,
 };
 use axe::http::{App, serve};
-use axe::text::{ChatTemplate, TokenKind, Tokenizer, Vocabulary};
+use axe::text::{ChatTemplate, Fim, TokenKind, Tokenizer, Vocabulary};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
@@ -96,6 +96,10 @@ pub fn tokenizer() -> Tokenizer {
 
 /// As [`tokenizer`], with more control tokens at the end.
 fn tokenizer_with(control: &[&str]) -> Tokenizer {
+    Tokenizer::new(vocabulary_with(control)).unwrap()
+}
+
+fn vocabulary_with(control: &[&str]) -> Vocabulary {
     let mut names = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
     names.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
     let mut kinds = vec![TokenKind::Unknown, TokenKind::Control, TokenKind::Control];
@@ -104,7 +108,7 @@ fn tokenizer_with(control: &[&str]) -> Tokenizer {
     kinds.push(TokenKind::Normal);
     names.extend(control.iter().map(|&name| name.to_owned()));
     kinds.resize(names.len(), TokenKind::Control);
-    let vocabulary = Vocabulary {
+    Vocabulary {
         model: "llama".to_owned(),
         scores: vec![0.0; names.len()],
         tokens: names.iter().collect(),
@@ -115,9 +119,12 @@ fn tokenizer_with(control: &[&str]) -> Tokenizer {
         add_bos: Some(true),
         add_space_prefix: Some(false),
         ..Vocabulary::default()
-    };
-    Tokenizer::new(vocabulary).unwrap()
+    }
 }
+
+/// The tokens before the text before a gap, before that behind it, and before what stands between them, on a stage that
+/// fills gaps in the middle.
+pub const FIM: [u32; 3] = [260, 261, 262];
 
 /// A template that shows what it got.
 pub const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]";
@@ -141,6 +148,8 @@ pub struct Script {
     pub steps: AtomicUsize,
     /// Prompts started, with their sampling.
     pub started: Mutex<Vec<(Vec<u32>, Sampling)>>,
+    /// What gaps that were to be filled were followed by, and how much of the prompt was plain text.
+    pub suffixes: Mutex<Vec<(Vec<u32>, usize)>>,
     /// Generations that have ended.
     pub ended: AtomicUsize,
 }
@@ -163,6 +172,7 @@ impl Script {
             denoises: false,
             steps: AtomicUsize::new(0),
             started: Mutex::default(),
+            suffixes: Mutex::default(),
             ended: AtomicUsize::new(0),
         }
     }
@@ -253,18 +263,16 @@ impl Backend for Scripted {
         prompt: &[u32],
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError> {
-        let script = &*self.0;
-        script.started.lock().unwrap().push((prompt.to_vec(), sampling.clone()));
-        let play = (script.play)(prompt).into_iter();
-        Ok(Box::new(Playing {
-            script,
-            total: prompt.len(),
-            done: 0,
-            play: Box::new(play),
-            steps: 0,
-            denoised: DenoisingStats::default(),
-            open: false,
-        }))
+        Ok(Box::new(self.play(prompt, sampling, false)))
+    }
+
+    fn infill<'a>(
+        &'a mut self,
+        texts: Texts<'_>,
+        sampling: &Sampling,
+    ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        self.0.suffixes.lock().unwrap().push((texts.suffix.to_vec(), texts.plain));
+        Ok(Box::new(self.play(texts.prompt, sampling, true)))
     }
 
     fn context_length(&self) -> usize {
@@ -276,15 +284,34 @@ impl Backend for Scripted {
     }
 }
 
+impl Scripted {
+    fn play(&mut self, prompt: &[u32], sampling: &Sampling, fills: bool) -> Playing<'_> {
+        let script = &*self.0;
+        script.started.lock().unwrap().push((prompt.to_vec(), sampling.clone()));
+        Playing {
+            script,
+            total: prompt.len(),
+            done: 0,
+            play: (script.play)(prompt).into(),
+            steps: 0,
+            denoised: DenoisingStats::default(),
+            open: false,
+            fills,
+        }
+    }
+}
+
 struct Playing<'a> {
     script: &'a Script,
     total: usize,
     done: usize,
-    play: Box<dyn Iterator<Item = Step>>,
+    play: VecDeque<Step>,
     steps: usize,
     denoised: DenoisingStats,
     /// Whether the last step left a canvas unfinished.
     open: bool,
+    /// Whether it fills a gap, and so is complete at the end of the script.
+    fills: bool,
 }
 
 impl Playing<'_> {
@@ -315,13 +342,17 @@ impl Generation for Playing<'_> {
             self.done = (self.done + self.script.prefill_chunk).min(self.total);
             return Ok(Step::Prefill { done: self.done, total: self.total });
         }
-        let step = self.play.next().ok_or("the script is at its end")?;
+        let step = self.play.pop_front().ok_or("the script is at its end")?;
         self.count(&step);
         Ok(step)
     }
 
     fn cached_tokens(&self) -> usize {
         1
+    }
+
+    fn complete(&self) -> bool {
+        self.fills && self.play.is_empty()
     }
 
     fn denoising(&self) -> Option<DenoisingStats> {
@@ -355,6 +386,17 @@ impl Stage {
     /// An engine over a model that can think; one that denoises if the script does.
     pub fn thinking(script: Script, queue_capacity: usize) -> Self {
         Self::with(script, queue_capacity, thinker)
+    }
+
+    /// An engine over a causal model that was trained to fill gaps.
+    fn filling_in_the_middle(script: Script) -> Self {
+        Self::with(script, 4, |backend| {
+            let [prefix, suffix, middle] = FIM;
+            let mut vocabulary = vocabulary_with(&["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]);
+            vocabulary.fim = Some(Fim { prefix, suffix, middle });
+            let Loaded { backend, model } = loaded(backend, None);
+            Loaded { backend, model: Model { tokenizer: Tokenizer::new(vocabulary).unwrap(), ..model } }
+        })
     }
 
     fn with(
@@ -445,6 +487,12 @@ impl Server {
     pub async fn thinking(script: Script, toml: &str) -> Self {
         let stage = tokio::task::spawn_blocking(move || Stage::thinking(script, 4)).await.unwrap();
         Self::over(stage, &config(toml)).await
+    }
+
+    /// Serves `script` as a causal model that was trained to fill gaps.
+    pub async fn filling_in_the_middle(script: Script) -> Self {
+        let stage = tokio::task::spawn_blocking(move || Stage::filling_in_the_middle(script)).await.unwrap();
+        Self::over(stage, &config("")).await
     }
 
     /// Serves an engine that is there already.

@@ -5,6 +5,8 @@
 //! they do not know; a change that breaks readers raises [`PROTOCOL`].
 
 mod actions;
+mod bench;
+mod config;
 mod error;
 mod gpu;
 mod logs;
@@ -12,11 +14,15 @@ mod queue;
 mod status;
 
 pub use actions::{CancelResult, Drain, LogLevel};
+pub use bench::{Bench, BenchRequest, Round};
+pub use config::{Config, Setting, Source};
 pub use error::{ErrorBody, ErrorDetail};
 pub use gpu::{Bar, EngineLoad, Fan, Firmware, Frequency, Gpu, Host, Power, Temperature, Vram};
 pub use logs::{Level, LogLine};
 pub use queue::{Job, JobState, Queue};
-pub use status::{Counters, Device, KernelTime, Memory, Model, Profile, State, Status, Version};
+pub use status::{
+    Counters, Device, KernelTime, Kernels, Memory, Model, Profile, SelfTest, State, Status, Version,
+};
 
 /// Version of this protocol, part of [`Version`].
 pub const PROTOCOL: u32 = 1;

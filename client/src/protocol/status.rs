@@ -35,6 +35,9 @@ pub struct Status {
     pub device: Option<Device>,
     /// The model that is loaded.
     pub model: Option<Model>,
+    /// The kernels in use.
+    #[serde(default)]
+    pub kernels: Option<Kernels>,
     /// Device memory by purpose.
     pub memory: Option<Memory>,
     /// The job on the device, if any.
@@ -111,6 +114,28 @@ pub struct Model {
     pub identity: String,
     /// Most tokens prompt and reply may have together.
     pub context_length: usize,
+}
+
+/// The kernels in use, and how they did against their references at start.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Kernels {
+    /// Their family, e.g. `vector`.
+    pub family: String,
+    /// What makes products of many rows: `vectors` or `matrix unit`.
+    pub products: String,
+    /// Every comparison. One that failed belongs to kernels that are not used, since otherwise there is no start.
+    pub self_tests: Vec<SelfTest>,
+}
+
+/// How a kernel did against its reference.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SelfTest {
+    /// The kernel and its variant.
+    pub kernel: String,
+    /// Whether all its numbers were right.
+    pub passed: bool,
+    /// The largest deviation, as a share of what is allowed.
+    pub worst: f64,
 }
 
 /// Device memory the daemon allocated, in bytes.

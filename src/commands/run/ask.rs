@@ -141,7 +141,7 @@ impl Conversation {
             },
             channels: !self.raw,
             drafts: false,
-            calls: None,
+            ..Request::default()
         })
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
-use axe::admin::Board;
+use axe::admin::{Board, shown};
 use axe::config::Config;
 use axe::device::process::leave;
 use axe::device::telemetry::Sampler;
@@ -46,9 +46,8 @@ impl Session {
         )
         .context("cannot start the engine's thread")?;
         let handle = engine.handle();
-        let shown = serde_json::to_value(config).unwrap_or_default();
         // The thread waits for it, so there is a receiver.
-        let _sent = send_board.send(Arc::new(Board::new(handle.clone(), shown, Sampler::new())));
+        let _sent = send_board.send(Arc::new(Board::new(handle.clone(), shown(config), Sampler::new())));
         let runtime = Builder::new_current_thread().enable_all().build().context("cannot wait for events")?;
         let answering = Answering::watch(handle.clone())?;
         runtime.block_on(loaded(&handle))?;

@@ -31,7 +31,7 @@ use crate::http::error::ApiError;
 use crate::http::fields::{Fields, quoted};
 use crate::http::reply::{broke_off, figures, outcome, submit, usage_json};
 use crate::http::sse::{Frames, respond_with};
-use crate::http::{App, hex, random};
+use crate::http::{App, exchange, random};
 use crate::text::ChatTemplate;
 
 /// What the API calls `steps`.
@@ -63,13 +63,14 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
     let Prepared { model, prompt, generation } =
         prepared.map_err(|error| if steps { error.renamed(MAX_STEPS, "steps") } else { error })?;
     let request = engine::Request {
-        id: format!("studio-{}", hex(&random::<12>()?)),
+        id: format!("studio-{}", exchange::number()?),
         prompt,
         sampling: generation.sampling,
         stop: generation.stop,
         channels: true,
         drafts: true,
         calls: generation.calls,
+        ..engine::Request::default()
     };
     let seed = request.sampling.seed;
     let events = submit(&app, request, "messages")?.events;
