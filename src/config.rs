@@ -223,6 +223,8 @@ pub struct DeviceConfig {
     pub threads: Option<usize>,
     /// Use the matrix unit of the host's processor where a model's kernels can.
     pub matrix_unit: bool,
+    /// Make one launch of a causal model's pass of a few rows where the device can.
+    pub join_launches: bool,
     /// Time every kernel (costs a few per cent).
     pub profiling: bool,
 }
@@ -486,6 +488,7 @@ fn read_device(s: &mut Sources, places: &Places) -> Result<DeviceConfig, ConfigE
         },
         threads: nonzero(s.integer("device.threads", 0, 0, 4096)?),
         matrix_unit: s.any("device.matrix_unit", true)?,
+        join_launches: s.any("device.join_launches", true)?,
         profiling: s.any("device.profiling", false)?,
     })
 }

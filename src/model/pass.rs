@@ -9,6 +9,8 @@ pub struct Pass {
     launches: Vec<Launch>,
     /// Launches that need the position of the first row, and the index of that argument.
     positioned: Vec<(usize, usize)>,
+    /// How many launches there are at the end of each layer.
+    layer_ends: Vec<usize>,
     /// All of them as one.
     joined: Option<Joined>,
 }
@@ -23,6 +25,22 @@ impl Pass {
     pub fn push_positioned(&mut self, launch: Launch, index: usize) {
         self.positioned.push((self.launches.len(), index));
         self.launches.push(launch);
+    }
+
+    /// All launches of a layer have been added.
+    pub fn end_layer(&mut self) {
+        self.layer_ends.push(self.launches.len());
+    }
+
+    /// How many launches there are at the end of each layer.
+    pub fn layer_ends(&self) -> &[usize] {
+        &self.layer_ends
+    }
+
+    /// Leaves the first `count` launches.
+    pub fn truncate(&mut self, count: usize) {
+        self.launches.truncate(count);
+        self.positioned.retain(|&(launch, _)| launch < count);
     }
 
     /// The launches, for a [`Joiner`].
@@ -54,6 +72,15 @@ impl Pass {
             self.launches[launch].set(index, Arg::I32(start))?;
         }
         Ok(self.launches.iter().try_for_each(|launch| device.enqueue(launch))?)
+    }
+
+    /// Enqueues what the pass costs beside its kernels' work, where it is one launch: see [`Joined::run_hollow`]. False
+    /// where it is not.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn run_hollow(&mut self, device: &Device) -> Result<bool, OpsError> {
+        self.joined.as_mut().map_or(Ok(false), |joined| joined.run_hollow(device).map(|()| true))
     }
 
     /// How many launches it has.

@@ -2,6 +2,7 @@
 
 mod builder;
 mod finder;
+mod joined;
 mod layer;
 mod layer_weights;
 mod parts;
@@ -22,8 +23,9 @@ use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device};
 use crate::ops::{
-    CacheKind, Format, Joiner, Kernels, LatentHeads, Matrix, RowTop, read_choices, self_test, self_test_choice,
-    self_test_latent, self_test_moe, self_test_products, self_test_router, self_test_stream,
+    CacheKind, Format, Joiner, Kernels, LatentHeads, Matrix, RowTop, read_choices, self_test,
+    self_test_choice, self_test_latent, self_test_moe, self_test_products, self_test_router,
+    self_test_stream,
 };
 use layer::{Layer, Loader};
 use parts::Parts;
@@ -48,6 +50,8 @@ pub struct LoadOptions {
     pub cache: CacheKind,
     /// Where repacked weights are kept.
     pub cache_dir: Option<PathBuf>,
+    /// Make one launch of a pass of a few rows where the device can: faster on processors, and the same bits.
+    pub join: bool,
 }
 
 /// Which rows of a pass get logits.
@@ -84,6 +88,7 @@ pub struct Causal {
     prepared: HashMap<(usize, Logits), Pass>,
     /// What makes one launch of a narrow pass.
     joiner: Option<Joiner>,
+    joining_failed: bool,
     embedded: Vec<f32>,
 }
 
@@ -199,7 +204,6 @@ impl Causal {
         });
         let scratch = Scratch::new(&device, &strides, scratch_rows)?;
         gguf.release(); // only rows of the embedding are read from now on
-        progress(1.0);
         let mut model = Self {
             kernels,
             gguf,
@@ -217,22 +221,16 @@ impl Causal {
             rows_with_logits: 0,
             prepared: HashMap::new(),
             joiner: None,
+            joining_failed: false,
             embedded: Vec::new(),
             config,
             device,
         };
-        if std::env::var("AXE_PHASES").is_ok() {
-            model.joiner = model.find_joiner()?;
+        if options.join {
+            model.join_passes()?;
         }
+        progress(1.0);
         Ok(model)
-    }
-
-    /// A joiner for all narrow passes.
-    fn find_joiner(&self) -> Result<Option<Joiner>, ModelError> {
-        let widest = NARROW.min(self.logit_rows);
-        let passes = [(1, Logits::All), (1, Logits::None), (widest, Logits::All)];
-        let passes: Vec<Pass> = passes.into_iter().map(|(rows, logits)| builder::pass(self, rows, logits)).collect::<Result<_, _>>()?;
-        Ok(self.kernels.joiner(&self.device, passes.iter().flat_map(Pass::positioned))?)
     }
 
     /// The model's sizes and switches.
@@ -302,6 +300,16 @@ impl Causal {
         }
         self.device.flush()?;
         Ok(())
+    }
+
+    /// Enqueues what a pass like the last one of `rows` rows costs beside its kernels' work, where it is one launch; false
+    /// where it is not. Nothing is computed.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn run_hollow(&mut self, rows: usize, logits: Logits) -> Result<bool, ModelError> {
+        let pass = self.prepared.get_mut(&(rows, logits));
+        Ok(pass.map_or(Ok(false), |pass| pass.run_hollow(&self.device))?)
     }
 
     /// Launches of a pass of `rows` rows; 0 before the first such pass.

@@ -156,7 +156,8 @@ impl Joiner {
         let mut buffers: Vec<(Buffer, Vec<usize>)> = Vec::new();
         for launch in launches {
             let kind = kind_of(&self.labels, launch);
-            let Some(number) = kind.and_then(|kind| self.kinds.iter().position(|known| *known == kind)) else {
+            let Some(number) = kind.and_then(|kind| self.kinds.iter().position(|known| *known == kind))
+            else {
                 return Ok(None);
             };
             let Some(entry) = self.entry(number, launch.0, table.len(), &mut buffers, &mut scratch) else {
