@@ -125,7 +125,7 @@ real_clients() {
 # with_daemons VENV ARGUMENTS…: Python tests that start the daemon built here.
 with_daemons() {
     build_release && AXE_TEST_DAEMON=${CARGO_TARGET_DIR:-$AXE_ROOT/target}/release/axed \
-        AXE_DEVICE_CACHE_DIR=$AXE_STATE/cache "$1/bin/python" -m unittest discover "${@:2}"
+        AXE_DEVICE_CACHE_DIR=$AXE_STATE/cache "$1/bin/python" -W ignore::UserWarning -W ignore::DeprecationWarning -m unittest discover "${@:2}"
 }
 
 # The daemon of a user of this very checkout is left alone: another port and another run folder.

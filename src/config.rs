@@ -3,6 +3,7 @@
 //! Every key is explained in `daemon.toml`. A flag wins over the environment, which wins over the file. An unknown
 //! key or a value of the wrong type is an error that names the place, the key, what was found and what was expected.
 
+mod change;
 mod keys;
 mod source;
 
@@ -17,6 +18,8 @@ use serde::{Serialize, Serializer};
 use crate::decode::{BlockOptions, BlockSize};
 use crate::model::diffusion_gemma::{DenseWeights, ExpertWeights};
 use crate::ops::CacheKind;
+use crate::text::calls::Syntax;
+pub use change::{Change, Effect, changes};
 pub use keys::{ApiKey, RateLimits};
 use source::Sources;
 pub use source::{Effective, Origin, Override};
@@ -166,12 +169,16 @@ pub struct ModelConfig {
     pub chat_template: Option<PathBuf>,
     /// Whether what the model thinks, between the tokens for it, is told apart from the reply.
     pub thoughts_apart: bool,
+    /// How calls of tools are looked for.
+    pub tool_calls: ToolCalls,
     /// Positions of the cache (prompt and output); chosen at start when unset.
     pub context_length: Option<usize>,
     /// What becomes of plain expert weights of a Hugging Face directory.
     pub experts: ExpertWeights,
     /// What becomes of its other plain matrices.
     pub dense: DenseWeights,
+    /// Time without a request after which the model is put away; never when unset.
+    pub idle_unload: Option<Duration>,
 }
 
 impl ModelConfig {
@@ -182,6 +189,19 @@ impl ModelConfig {
             || self.path.as_deref().and_then(Path::file_stem).map(|s| s.to_string_lossy().into_owned());
         self.served_name.clone().or_else(stem).unwrap_or_else(|| "model".to_owned())
     }
+}
+
+/// How calls of tools are looked for in what a model writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ToolCalls {
+    /// As the chat template shows that the model writes them.
+    Auto,
+    /// Tools are refused.
+    Off,
+    /// So, whatever the template says.
+    #[serde(untagged)]
+    As(Syntax),
 }
 
 /// What sort of device to use.
@@ -227,6 +247,12 @@ pub struct DeviceConfig {
     pub join_launches: bool,
     /// Time every kernel (costs a few per cent).
     pub profiling: bool,
+    /// Longest time of one pass; a device that takes longer counts as lost.
+    pub pass_timeout: Duration,
+    /// So many faults within [`DeviceConfig::fault_window`] end the process; 0: it never ends for them.
+    pub max_faults: usize,
+    /// How long a fault counts.
+    pub fault_window: Duration,
 }
 
 /// `[server]`
@@ -254,6 +280,8 @@ pub struct ServerConfig {
     pub default_max_tokens: Option<usize>,
     /// Most output tokens of any request; larger wishes are cut to it.
     pub max_tokens_cap: usize,
+    /// Most replies to one request.
+    pub max_choices: usize,
     /// Most time a request may take from acceptance to its end; unlimited when unset.
     pub request_timeout: Option<Duration>,
     /// Most time for a request's head to arrive, and for a kept-alive connection to be idle.
@@ -423,6 +451,18 @@ fn nonzero(n: u64) -> Option<usize> {
 /// No cache or reply is longer than this many tokens.
 const MOST_TOKENS: u64 = 16 << 20;
 
+fn read_tool_calls(s: &mut Sources) -> Result<ToolCalls, ConfigError> {
+    let known = |name: &String| ["auto", "off"].contains(&name.as_str()) || Syntax::from_name(name).is_some();
+    let names = Syntax::ALL.map(Syntax::name).join(", ");
+    let expected = format!("auto, off, {names}");
+    let name = s.checked("model.tool_calls", "auto".to_owned(), &expected, known)?;
+    Ok(match Syntax::from_name(&name) {
+        Some(syntax) => ToolCalls::As(syntax),
+        None if name == "off" => ToolCalls::Off,
+        None => ToolCalls::Auto,
+    })
+}
+
 fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
     Ok(ModelConfig {
         path: s.path("model.path")?,
@@ -430,6 +470,7 @@ fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
         aliases: s.any("model.aliases", Vec::new())?,
         chat_template: s.path("model.chat_template")?,
         thoughts_apart: s.any("model.thoughts_apart", true)?,
+        tool_calls: read_tool_calls(s)?,
         // One position for the prompt and one for the output are the least.
         context_length: nonzero(s.checked(
             "model.context_length",
@@ -455,6 +496,7 @@ fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
             "q8" => DenseWeights::Quantised,
             _ => DenseWeights::AsStored,
         },
+        idle_unload: Some(s.any("model.idle_unload_s", Duration::ZERO)?).filter(|time| !time.is_zero()),
     })
 }
 
@@ -490,6 +532,9 @@ fn read_device(s: &mut Sources, places: &Places) -> Result<DeviceConfig, ConfigE
         matrix_unit: s.any("device.matrix_unit", true)?,
         join_launches: s.any("device.join_launches", true)?,
         profiling: s.any("device.profiling", false)?,
+        pass_timeout: at_least(s, "device.pass_timeout_s", Duration::from_secs(120), 0.05)?,
+        max_faults: size(s.integer("device.max_faults", 3, 0, 1000)?),
+        fault_window: at_least(s, "device.fault_window_s", Duration::from_secs(600), 1.0)?,
     })
 }
 
@@ -515,6 +560,7 @@ fn read_server(s: &mut Sources, warnings: &mut Vec<String>) -> Result<ServerConf
         ping_interval: at_least(s, "server.ping_interval_s", 10 * second, 0.05)?,
         default_max_tokens: nonzero(s.integer("server.default_max_tokens", 0, 0, MOST_TOKENS)?),
         max_tokens_cap: size(s.integer("server.max_tokens_cap", 131_072, 1, MOST_TOKENS)?),
+        max_choices: size(s.integer("server.max_choices", 8, 1, 128)?),
         request_timeout: Some(s.any("server.request_timeout_s", Duration::ZERO)?).filter(|t| !t.is_zero()),
         header_timeout: at_least(s, "server.header_timeout_s", 30 * second, 0.05)?,
         body_timeout: at_least(s, "server.body_timeout_s", 30 * second, 0.05)?,

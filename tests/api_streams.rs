@@ -133,6 +133,23 @@ async fn the_deltas_are_the_answer_in_one_piece_with_wide_commits_stops_and_spli
 }
 
 #[tokio::test]
+async fn a_character_that_the_limit_cuts_is_dropped() {
+    let server = Server::start(Script::saying("né")).await;
+    for (limit, text) in [(1, "n"), (2, "n"), (3, "né")] {
+        let body = chat(json!({"max_tokens": limit}));
+        let chunks = chunks(&stream(&server, CHAT, &body).await);
+        let told: String =
+            chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+        assert_eq!(told, text, "{limit}");
+        let mut body = body;
+        body["stream"] = false.into();
+        let answer = server.ask(CHAT, &body).await;
+        assert_eq!(answer["choices"][0]["message"]["content"], text, "{limit}");
+        assert_eq!(answer["usage"]["completion_tokens"], limit);
+    }
+}
+
+#[tokio::test]
 async fn drafts_are_not_deltas() {
     let draft = Step::Draft { tokens: bytes("draft"), entropy: vec![] };
     let steps = [draft.clone(), Step::Commit(bytes("final")), draft];

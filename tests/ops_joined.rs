@@ -120,11 +120,11 @@ impl Stack {
 
         let mut launches: Vec<(Launch, Option<usize>)> = Vec::new();
         let product = |launches: &mut Vec<(Launch, Option<usize>)>,
-                           matrix: &Matrix,
-                           input: RowInput<'_>,
-                           finish: Finish<'_>,
-                           rows_out: &Buffer,
-                           (at, stride): (usize, usize)| {
+                       matrix: &Matrix,
+                       input: RowInput<'_>,
+                       finish: Finish<'_>,
+                       rows_out: &Buffer,
+                       (at, stride): (usize, usize)| {
             let output = Output { rows: rows_out, at, stride };
             if rows <= kernels.narrow_rows(matrix) {
                 launches.push((kernels.narrow(device, matrix, &input, rows, finish, &output).unwrap(), None));

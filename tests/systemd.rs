@@ -3,6 +3,7 @@
 
 use std::{path::Path, process::Command};
 
+/// The services.
 const UNITS: [&str; 2] = ["axed.service", "axed@.service"];
 
 fn text(name: &str) -> String {
@@ -12,7 +13,7 @@ fn text(name: &str) -> String {
 /// Copies of the units whose program exists here, since a unit with a missing program does not verify.
 fn units() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
-    for name in UNITS {
+    for name in UNITS.into_iter().chain(["axed.socket"]) {
         std::fs::write(directory.path().join(name), text(name).replace("/usr/bin/axed", "/bin/true"))
             .unwrap();
     }
@@ -32,7 +33,7 @@ fn analyze(arguments: &[&str], directory: &Path) -> Option<std::process::Output>
 #[test]
 fn units_verify_without_a_word() {
     let directory = units();
-    for name in UNITS {
+    for name in UNITS.into_iter().chain(["axed.socket"]) {
         let Some(output) = analyze(&["verify", "--man=no", &format!("./{name}")], directory.path()) else {
             return;
         };

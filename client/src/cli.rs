@@ -9,7 +9,7 @@ use clap_complete::Shell;
 const CODES: &str = "\
 Exit codes:
   0  done
-  1  the daemon refused or failed, or its answer made no sense
+  1  the daemon refused or failed, or its answer made no sense; doctor: a check failed
   2  the command line is wrong
   3  the daemon cannot be reached: not running, elsewhere, too slow, or not for this user
   4  not found: there is no such job
@@ -88,8 +88,19 @@ pub enum Command {
         #[arg(short, long, default_value_t = 3, value_name = "COUNT")]
         rounds: usize,
     },
+    /// Look at everything that has to be right, with or without a running daemon, and say what to do
+    Doctor {
+        /// Configuration to look at where no daemon tells its own [default: /etc/axed/daemon.toml if it is there]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Look at the files of another machine below this folder (/proc, /sys, /etc, /dev), and at nothing else
+        #[arg(long, value_name = "FOLDER", default_value = "/")]
+        root: PathBuf,
+    },
     /// Show the time spent in each kernel (needs `device.profiling = true` in daemon.toml)
     Profile,
+    /// Read daemon.toml anew, and load the model if another one is wanted; waits until it is done
+    Reload,
     /// Accept no more jobs, finish those at hand, then end the daemon
     Drain,
     /// Change what is logged, until the next start

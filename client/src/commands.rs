@@ -9,7 +9,8 @@ use std::{
 use axectl::{
     client::Client,
     protocol::{
-        Bench, BenchRequest, CancelResult, Config, Drain, Gpu, LogLevel, Profile, Queue, Status, Version,
+        Bench, BenchRequest, CancelResult, Config, Drain, Gpu, LogLevel, Profile, Queue, Reload, Status,
+        Version,
     },
     socket,
 };
@@ -18,6 +19,7 @@ use serde::Serialize;
 
 use crate::{
     cli::{Arguments, Command},
+    doctor::Doctor,
     exit::Failure,
     show,
 };
@@ -27,6 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The longest a measurement takes.
 const BENCH: Duration = Duration::from_secs(1800);
+
+/// Loading a large model, after long requests, takes its time.
+const RELOAD_PATIENCE: Duration = Duration::from_secs(3600);
 
 type Outcome = Result<(), Failure>;
 
@@ -50,6 +55,10 @@ pub async fn run(arguments: Arguments) -> Outcome {
         Command::Status => tell(json, &client.get::<Status>("/status").await?, show::status),
         Command::Queue => tell(json, &client.get::<Queue>("/queue").await?, show::queue),
         Command::Profile => tell(json, &client.get::<Profile>("/profile").await?, show::profile),
+        Command::Reload => {
+            let client = Client::new(client.socket(), RELOAD_PATIENCE);
+            tell(json, &client.post::<Reload>("/reload", nothing).await?, show::reload)
+        }
         Command::Drain => tell(json, &client.post::<Drain>("/drain", nothing).await?, show::drain),
         Command::Cancel { id } => {
             let path = format!("/cancel/{}", segment(&id));
@@ -70,6 +79,11 @@ pub async fn run(arguments: Arguments) -> Outcome {
         }
         Command::Config { set } => {
             tell(json, &client.get::<Config>("/config").await?, |config| show::config(config, set))
+        }
+        Command::Doctor { config, root } => {
+            let report = Doctor { root, client, config }.look().await;
+            tell(json, &report, show::doctor)?;
+            if report.failed == 0 { Ok(()) } else { Err(Failure::told(1)) }
         }
         Command::Bench { prompt, tokens, rounds } => {
             let asked = BenchRequest { prompt_tokens: prompt, completion_tokens: tokens, rounds };

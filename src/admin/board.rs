@@ -1,15 +1,16 @@
 //! What operators look at and act on: the engine, and what the loading code pins up about device and model.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use axectl::protocol::{
-    Config, Counters, Device, Drain, Gpu, Job, JobState, Kernels, Memory, Model, Profile, Queue, State,
-    Status,
+    Config, Counters, Device, Drain, Faults, Gpu, Job, JobState, Kernels, Loading, Memory, Model, Profile,
+    Queue, ReloadState, State, Status,
 };
 
 use crate::{
     device::telemetry::Sampler,
-    engine::{self, EngineHandle, Phase},
+    engine::{self, EngineHandle, Occasion, Phase},
 };
 
 /// The daemon as its operators see it. All methods answer from what is at hand; none waits for the device.
@@ -29,6 +30,21 @@ struct Facts {
     kernels: Option<Kernels>,
     profile: Profile,
     warnings: Vec<String>,
+    /// Those of the present model.
+    model_warnings: Vec<String>,
+    reload: Reloading,
+}
+
+/// What is known of reloads.
+#[derive(Debug, Clone, Default)]
+pub enum Reloading {
+    /// There was none.
+    #[default]
+    Never,
+    /// One has been going on since then.
+    Since(Instant),
+    /// The last one ended then: with what changed, or why nothing did.
+    Ended(Instant, Result<String, String>),
 }
 
 impl Board {
@@ -44,13 +60,28 @@ impl Board {
         self.facts().config = config;
     }
 
+    /// Notes that a reload has begun, or how it has ended.
+    pub fn pin_reload(&self, reload: Reloading) {
+        self.facts().reload = reload;
+    }
+
     /// Pins up where the public HTTP interface listens, e.g. `http://127.0.0.1:8080`.
     pub fn pin_address(&self, listen: impl Into<String>) {
         self.facts().listen = Some(listen.into());
     }
 
+    /// Pins up a device if none is.
+    pub fn pin_first_device(&self, device: &Device) {
+        if self.facts().device.is_none() {
+            self.pin_device(device.clone());
+        }
+    }
+
     /// Pins up the device in use, and warns, here and in the log, of what is known to go wrong with it.
     pub fn pin_device(&self, device: Device) {
+        if self.facts().device.as_ref() == Some(&device) {
+            return;
+        }
         let warnings = {
             let mut sampler = lock(&self.sampler);
             if let Some(pci) = &device.pci {
@@ -67,6 +98,11 @@ impl Board {
     /// Pins up the model that is loaded.
     pub fn pin_model(&self, model: Model) {
         self.facts().model = Some(model);
+    }
+
+    /// Pins up what there is to warn of about the present model, instead of what there was about the one before.
+    pub fn pin_warnings(&self, warnings: Vec<String>) {
+        self.facts().model_warnings = warnings;
     }
 
     /// Pins up the kernels in use, and how they did against their references.
@@ -93,6 +129,11 @@ impl Board {
     /// The configuration in force.
     pub(super) fn config(&self) -> Config {
         self.facts().config.clone()
+    }
+
+    /// The job on the device, if any.
+    pub fn running_id(&self) -> Option<String> {
+        self.engine.status().running.map(|job| job.id)
     }
 
     /// The engine that is looked at.
@@ -136,7 +177,17 @@ impl Board {
                 prefill_s: counters.prefill_s,
                 decode_s: counters.decode_s,
             },
-            warnings: facts.warnings.clone(),
+            unloaded: facts.model.is_some() && !now.resident && now.state == engine::State::Ready,
+            loading: now.successor.as_ref().or(now.loading.as_ref()).map(loading),
+            reload: facts.reload.state(),
+            faults: Faults {
+                lost: counters.faults.lost,
+                overdue: counters.faults.overdue,
+                panics: counters.faults.panics,
+                rebuilds: counters.faults.rebuilds,
+                resets: counters.resets,
+            },
+            warnings: facts.warnings.iter().chain(&facts.model_warnings).cloned().collect(),
         }
     }
 
@@ -205,6 +256,33 @@ fn state(state: &engine::State) -> (State, Option<String>) {
         engine::State::Failed { error } | engine::State::Hung { error } => {
             (State::Failed, Some(error.clone()))
         }
+    }
+}
+
+fn loading(loading: &engine::Loading) -> Loading {
+    let occasion = match loading.occasion {
+        Occasion::Start => "start",
+        Occasion::Fault => "fault",
+        Occasion::Demand => "demand",
+        Occasion::Reload => "reload",
+    };
+    Loading { occasion: occasion.to_owned(), what: loading.what.clone(), progress: loading.progress }
+}
+
+impl Reloading {
+    fn state(&self) -> Option<ReloadState> {
+        let (running, since, outcome) = match self {
+            Self::Never => return None,
+            Self::Since(since) => (true, since, None),
+            Self::Ended(since, outcome) => (false, since, Some(outcome)),
+        };
+        let message = outcome.map(|outcome| outcome.clone().unwrap_or_else(|error| error));
+        Some(ReloadState {
+            running,
+            since_s: since.elapsed().as_secs_f64(),
+            succeeded: outcome.map(Result::is_ok),
+            message: message.unwrap_or_default(),
+        })
     }
 }
 

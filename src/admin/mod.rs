@@ -11,6 +11,7 @@
 //! | `GET /version` | [`axectl::protocol::Version`] |
 //! | `POST /bench` | [`axectl::protocol::Bench`]: a short measurement, as [`axectl::protocol::BenchRequest`] asks |
 //! | `POST /cancel/{id}` | [`axectl::protocol::CancelResult`], or 404 |
+//! | `POST /reload` | [`axectl::protocol::Reload`]: the configuration is read anew; 422 with the reason if nothing changed for it |
 //! | `POST /drain` | [`axectl::protocol::Drain`]: no new jobs, the daemon ends when those at hand are done |
 //! | `POST /log-level` | sets and returns [`axectl::protocol::LogLevel`] |
 //!
@@ -28,11 +29,11 @@ mod server;
 mod shown;
 
 use axectl::protocol::Version;
-pub use board::Board;
+pub use board::{Board, Reloading};
 pub use listener::{BindError, Listener};
 pub use logs::{LogControl, LogRing};
 pub use peer::{Peer, Policy, PolicyError};
-pub use server::Server;
+pub use server::{Reload, Server};
 pub use shown::shown;
 
 /// The version of this build.

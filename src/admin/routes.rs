@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axectl::protocol::{Bench, CancelResult, ErrorBody, ErrorDetail, Gpu, Level, LogLevel, LogLine};
+use axectl::protocol::{Bench, CancelResult, ErrorBody, ErrorDetail, Gpu, Level, LogLevel, LogLine, Reload};
 use axum::{
     Json, Router,
     body::{Body, Bytes},
@@ -50,6 +50,7 @@ pub(super) fn router(admin: Arc<Admin>) -> Router {
         .route("/logs", get(logs))
         .route("/bench", post(bench))
         .route("/cancel/{id}", post(cancel))
+        .route("/reload", post(reload))
         .route("/drain", post(async |State(admin): Shared| Json(admin.board.drain())))
         .route("/log-level", post(log_level))
         .method_not_allowed_fallback(method_not_allowed)
@@ -59,7 +60,7 @@ pub(super) fn router(admin: Arc<Admin>) -> Router {
 
 async fn not_found(uri: Uri) -> Failure {
     let known = "GET /status, /gpu, /queue, /logs, /profile, /config, /version; \
-                 POST /bench, /cancel/{id}, /drain, /log-level";
+                 POST /bench, /cancel/{id}, /drain, /reload, /log-level";
     failure(StatusCode::NOT_FOUND, "not_found", format!("there is no {}; there are: {known}", uri.path()))
 }
 
@@ -88,6 +89,14 @@ async fn cancel(
             format!("there is no job `{id}`; it may have ended. `axectl queue` lists the jobs"),
         )),
     }
+}
+
+async fn reload(State(admin): Shared) -> Result<Json<Reload>, Failure> {
+    let Some(reload) = &admin.reload else {
+        let text = "this daemon has no configuration to read anew";
+        return Err(failure(StatusCode::SERVICE_UNAVAILABLE, "unavailable", text));
+    };
+    reload().await.map(Json).map_err(|text| failure(StatusCode::UNPROCESSABLE_ENTITY, "reload_failed", text))
 }
 
 async fn log_level(State(admin): Shared, request: Request) -> Result<Json<LogLevel>, Failure> {

@@ -62,6 +62,24 @@ pub(super) async fn report(handle: EngineHandle, address: SocketAddr) {
     }
 }
 
+/// Tells the supervisor that the configuration is being read anew, and returns what tells it that this is over.
+pub(super) fn reloading() -> Reloading {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => notify(&[NotifyState::Reloading, now]),
+        Err(error) => tracing::debug!(%error, "cannot notify the supervisor"),
+    }
+    Reloading
+}
+
+/// A reload, for as long as it lives.
+pub(super) struct Reloading;
+
+impl Drop for Reloading {
+    fn drop(&mut self) {
+        notify(&[NotifyState::Ready]);
+    }
+}
+
 /// Tells the supervisor that the end has begun.
 pub(super) fn stopping() {
     notify(&[NotifyState::Stopping]);

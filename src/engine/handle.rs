@@ -1,5 +1,6 @@
 //! What everyone but the engine's thread holds of the engine.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -90,36 +91,63 @@ impl EngineHandle {
     /// # Errors
     /// As [`EngineHandle::submit`].
     pub fn submit_for(&self, request: Request, account: Option<Arc<Account>>) -> Result<Job, SubmitError> {
+        let jobs = self.submit_all(vec![request], account.as_ref())?;
+        jobs.into_iter().next().ok_or(SubmitError::EmptyPrompt)
+    }
+
+    /// Puts several requests for the same prompt into the queue, where they take one place together. They run one after
+    /// the other, in order; who waits when one begins comes before the next.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was queued then.
+    pub fn submit_all(
+        &self,
+        requests: Vec<Request>,
+        account: Option<&Arc<Account>>,
+    ) -> Result<Vec<Job>, SubmitError> {
         let mut inner = self.shared.lock();
-        if let Err(error) = check(&inner, &request) {
+        if let Some(error) = requests.iter().find_map(|request| check(&inner, request).err()) {
             inner.counters.requests.rejected += 1;
             return Err(error);
         }
-        let ticket = inner.next_ticket;
-        inner.next_ticket += 1;
-        let id = request.id.clone();
-        let (sender, events) = mailbox(&self.shared, ticket);
-        inner.queue.push_back(Queued { ticket, request, sender, accepted: Instant::now(), account });
+        let accepted = Instant::now();
+        let mut jobs = Vec::with_capacity(requests.len());
+        let mut all = VecDeque::with_capacity(requests.len());
+        for request in requests {
+            let ticket = inner.next_ticket;
+            inner.next_ticket += 1;
+            let (sender, events) = mailbox(&self.shared, ticket);
+            jobs.push(Job { id: request.id.clone(), events });
+            let (account, others) = (account.cloned(), VecDeque::new());
+            all.push_back(Queued { ticket, request, sender, accepted, account, others });
+        }
+        if let Some(mut first) = all.pop_front() {
+            first.others = all;
+            inner.queue.push_back(first);
+        }
         drop(inner);
         self.shared.work.notify_all();
-        Ok(Job { id, events })
+        Ok(jobs)
     }
 
-    /// Cancels the job with this identifier, waiting or running; its listener gets a `Finish`. False if there is none.
+    /// Cancels the jobs with this identifier, waiting or running; their listeners get a `Finish`. False if there is none.
     #[must_use]
     pub fn cancel(&self, id: &str) -> bool {
         let mut inner = self.shared.lock();
-        if let Some(running) = inner.running.as_ref().filter(|r| r.job.id == id) {
+        let running = inner.running.as_ref().filter(|r| r.job.id == id);
+        if let Some(running) = running {
             running.cancel.store(true, Ordering::Release);
-            return true;
         }
-        let Some(place) = inner.queue.iter().position(|q| q.request.id == id) else { return false };
-        let queued = inner.queue.remove(place);
+        let runs = running.is_some();
+        let waiting = std::mem::take(&mut inner.queue);
+        let (cancelled, others): (VecDeque<_>, _) = waiting.into_iter().partition(|q| q.request.id == id);
+        inner.queue = others;
         drop(inner);
-        if let Some(queued) = queued {
+        let found = runs || !cancelled.is_empty();
+        for queued in cancelled.into_iter().flat_map(Queued::all) {
             self.shared.end_waiting(&queued, FinishReason::Cancelled(Cause::Operator));
         }
-        true
+        found
     }
 
     /// A snapshot of everything worth knowing.

@@ -32,9 +32,13 @@ struct Mailbox {
 pub(super) struct Sender(Arc<Mailbox>);
 
 impl Sender {
-    /// Hands an event over; never waits.
+    /// Hands an event over; never waits. Nothing comes after [`Event::Finish`].
     pub(super) fn send(&self, event: Event) {
         let mut unread = self.0.unread.lock().unwrap_or_else(PoisonError::into_inner);
+        if unread.complete {
+            return;
+        }
+        unread.complete = matches!(event, Event::Finish { .. });
         let crowded = unread.events.len() >= CROWDED;
         // A commit replaces the guesses before it, and so does a newer draft.
         if matches!(unread.events.back(), Some(Event::Draft { .. }))
@@ -44,9 +48,10 @@ impl Sender {
         }
         match (unread.events.back_mut(), event) {
             (
-                Some(Event::Commit { tokens, text, reasoning, calls }),
-                Event::Commit { tokens: more, text: on, reasoning: thought, calls: called },
+                Some(Event::Commit { tokens, text, reasoning, calls, logprobs }),
+                Event::Commit { tokens: more, text: on, reasoning: thought, calls: called, logprobs: told },
             ) if crowded => {
+                logprobs.extend(told);
                 tokens.extend(more);
                 text.push_str(&on);
                 reasoning.push_str(&thought);

@@ -11,11 +11,13 @@
 //! (`succession.rs`); meanwhile the door (`door.rs`) keeps prompts from being encoded for the wrong one.
 
 mod account;
+mod constraints;
 mod door;
 mod event;
 mod fault;
 mod handle;
 mod loader;
+mod logprobs;
 mod mailbox;
 mod model;
 mod request;
@@ -27,8 +29,9 @@ mod tenant;
 mod thread;
 
 pub use account::Account;
+pub use constraints::Constraints;
 pub use door::Pass;
-pub use event::{Cause, Event, FinishReason, Stats, Usage};
+pub use event::{Cause, ContentToken, Event, FinishReason, Stats, Usage};
 pub use fault::Faults;
 pub use handle::{EngineHandle, Job, SubmitError};
 pub use loader::{LoadProgress, Loader, Occasion};

@@ -1,5 +1,8 @@
 //! What the engine's thread gets when the model is loaded, and what of it everyone may read.
 
+use std::sync::Arc;
+
+use super::constraints::Constraints;
 use crate::decode::Backend;
 use crate::text::{ChatTemplate, Tokenizer};
 
@@ -51,7 +54,9 @@ pub struct Model {
     /// Most positions of a request, prompt and output together.
     pub context_length: usize,
     /// Text to tokens and back; knows the tokens that end a reply.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// Messages to prompts; base models have none.
     pub template: Option<ChatTemplate>,
+    /// What replies can be held to.
+    pub constraints: Constraints,
 }

@@ -25,6 +25,8 @@ pub struct Request {
     pub drafts: bool,
     /// How to find calls of tools in the reply; without it they are text.
     pub calls: Option<Calling>,
+    /// Tell the log-probability of each token of the reply, and those of so many alternatives.
+    pub logprobs: Option<usize>,
 }
 
 /// When a generation ends, besides the model's end tokens and the context limit.

@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use super::fault::Fault;
 use super::loader::chain;
+use super::logprobs::HeldBack;
 use super::shared::{Queued, Shared};
 use super::status::Phase;
 use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
-use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Texts, Wanted};
+use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Texts, TokenLogprobs, Wanted};
 use crate::text::{Parts, ReplyText, TokenKind, Tokenizer};
 
 /// Which draft comes next.
@@ -60,7 +61,7 @@ pub(super) fn run(
             FinishReason::Error(chain(&*error))
         }
         Ok(mut generation) => {
-            generation.want(reply.wanted(queued.request.drafts));
+            generation.want(reply.wanted(&queued.request));
             let reason = loop {
                 // Nobody else is awake when the time of a waiting job is over.
                 shared.expire();
@@ -103,8 +104,9 @@ pub(super) fn run(
                         clock.passed();
                         draft = Place { canvas: draft.canvas + 1, step: 0 };
                         let before = reply.completion_tokens;
-                        let (Parts { content: text, reasoning, calls }, ended) = reply.take(&tokens);
+                        let (parts, ended) = reply.take(&tokens, generation.logprobs());
                         let kept = reply.completion_tokens - before;
+                        generation.kept(kept);
                         clock.committed(kept);
                         shared.show(|job| {
                             job.phase = Phase::Generate;
@@ -112,7 +114,7 @@ pub(super) fn run(
                             job.committed = reply.completion_tokens;
                         });
                         let tokens = tokens.into_iter().take(kept).collect();
-                        queued.sender.send(Event::Commit { tokens, text, reasoning, calls });
+                        queued.sender.send(reply.commit(tokens, parts));
                         if let Some(reason) = ended {
                             break reason;
                         }
@@ -145,10 +147,10 @@ pub(super) fn run(
     // A reply that was cut from outside still gets what was held back for a stop string; a stopped or full one has it.
     let rest = if matches!(reason, FinishReason::Error(_)) { Parts::default() } else { reply.flush() };
     if !rest.is_empty() {
-        let Parts { content: text, reasoning, calls } = rest;
-        queued.sender.send(Event::Commit { tokens: Vec::new(), text, reasoning, calls });
+        queued.sender.send(reply.commit(Vec::new(), rest));
     }
-    let (stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
+    let (mut stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
+    stats.stopped_by = reply.text.stopped();
     let key = queued.account.as_ref().and_then(|account| account.name());
     log(&queued.request.id, key, &reason, usage, &stats);
     if let Some(account) = &queued.account {
@@ -205,6 +207,7 @@ struct Reply<'a> {
     /// Most tokens, by the request and by what the prompt left of the context.
     most: usize,
     completion_tokens: usize,
+    held_back: HeldBack,
 }
 
 impl<'a> Reply<'a> {
@@ -225,30 +228,48 @@ impl<'a> Reply<'a> {
             ignore_eos: request.stop.ignore_eos,
             most: request.stop.max_tokens.min(left),
             completion_tokens: 0,
+            held_back: HeldBack::default(),
         }
     }
 
     /// What a generation is to make for this reply.
-    fn wanted(&self, drafts: bool) -> Wanted {
+    fn wanted(&self, request: &Request) -> Wanted {
         let ends = if self.ignore_eos { Vec::new() } else { self.tokenizer.eos_ids().to_vec() };
-        Wanted { most: self.most, ends, drafts }
+        Wanted { most: self.most, ends, drafts: request.drafts, logprobs: request.logprobs }
+    }
+
+    /// The event that tokens were committed which have released some text.
+    fn commit(&mut self, tokens: Vec<u32>, parts: Parts) -> Event {
+        let Parts { content: text, reasoning, calls } = parts;
+        let logprobs = self.held_back.release(&text);
+        Event::Commit { tokens, text, reasoning, calls, logprobs }
     }
 
     /// Takes tokens up to the one that ends the reply, if one does; returns the text they release.
-    fn take(&mut self, tokens: &[u32]) -> (Parts, Option<FinishReason>) {
+    fn take(&mut self, tokens: &[u32], logprobs: Vec<TokenLogprobs>) -> (Parts, Option<FinishReason>) {
         let mut parts = Parts::default();
+        let mut logprobs = logprobs.into_iter();
         for token in tokens {
+            let told = logprobs.next();
             self.completion_tokens += 1;
             if !self.ignore_eos && self.tokenizer.eos_ids().contains(token) {
                 // What was held back because it could have become a stop string is part of the reply.
-                self.text.flush(&mut parts);
+                self.end(&mut parts);
                 return (parts, Some(self.stopped()));
             }
-            if self.text.push(*token, self.tokenizer.piece(*token), &mut parts) {
+            let place = self.text.content_place();
+            let thoughts = self.text.reasoning_tokens();
+            let piece = self.tokenizer.piece(*token);
+            let stopped = self.text.push(*token, piece, &mut parts);
+            if let Some(told) = told.filter(|_| self.text.reasoning_tokens() == thoughts) {
+                self.held_back.push(told, piece.len());
+            }
+            self.held_back.settle(place, self.text.content_place());
+            if stopped {
                 return (parts, Some(self.stopped()));
             }
             if self.completion_tokens >= self.most {
-                self.text.flush(&mut parts);
+                self.end(&mut parts);
                 return (parts, Some(FinishReason::Length));
             }
         }
@@ -267,8 +288,14 @@ impl<'a> Reply<'a> {
     /// Ends the reply from outside: the text that was held back.
     fn flush(&mut self) -> Parts {
         let mut parts = Parts::default();
-        self.text.flush(&mut parts);
+        self.end(&mut parts);
         parts
+    }
+
+    fn end(&mut self, parts: &mut Parts) {
+        let place = self.text.content_place();
+        self.text.flush(parts);
+        self.held_back.settle(place, self.text.content_place());
     }
 }
 
@@ -362,6 +389,7 @@ impl Clock {
             denoising: denoised.stats,
             blocks,
             canvas_steps: denoised.canvas_steps,
+            stopped_by: None,
         };
         (stats, ran_s - prefill_s)
     }

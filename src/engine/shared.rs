@@ -24,6 +24,24 @@ pub(super) struct Queued {
     pub(super) sender: Sender,
     pub(super) accepted: Instant,
     pub(super) account: Option<Arc<Account>>,
+    /// The other choices of the same request: each goes to the end of the queue when the one before it begins, so that
+    /// whoever waits comes between them.
+    pub(super) others: VecDeque<Queued>,
+}
+
+impl Queued {
+    /// The next choice, which takes the others along.
+    fn next(&mut self) -> Option<Self> {
+        let mut next = self.others.pop_front()?;
+        next.others = std::mem::take(&mut self.others);
+        Some(next)
+    }
+
+    /// This one and the other choices.
+    pub(super) fn all(mut self) -> impl Iterator<Item = Self> {
+        let others = std::mem::take(&mut self.others);
+        std::iter::once(self).chain(others)
+    }
 }
 
 pub(super) struct Running {
@@ -244,7 +262,7 @@ impl Shared {
                 inner.queue = in_time;
             }
         }
-        for queued in over {
+        for queued in over.into_iter().flat_map(Queued::all) {
             self.end_waiting(&queued, FinishReason::Cancelled(Cause::Deadline));
         }
     }
@@ -269,7 +287,7 @@ impl Shared {
     /// Ends every waiting job with `reason`.
     pub(super) fn clear_queue(&self, reason: &FinishReason) {
         let waiting = std::mem::take(&mut self.lock().queue);
-        for queued in waiting {
+        for queued in waiting.into_iter().flat_map(Queued::all) {
             self.end_waiting(&queued, reason.clone());
         }
     }
@@ -288,10 +306,22 @@ impl Shared {
     /// thread after its present step.
     pub(super) fn abandon(&self, ticket: u64) {
         let mut inner = self.lock();
+        let mut left = false;
         if let Some(place) = inner.queue.iter().position(|q| q.ticket == ticket) {
-            let _left = inner.queue.remove(place);
-            inner.counters.requests.cancelled += 1;
+            left = true;
+            // The other choices, if anybody listens to them, keep the place.
+            match inner.queue[place].next() {
+                Some(next) => inner.queue[place] = next,
+                None => drop(inner.queue.remove(place)),
+            }
+        } else {
+            for queued in &mut inner.queue {
+                let before = queued.others.len();
+                queued.others.retain(|other| other.ticket != ticket);
+                left |= queued.others.len() < before;
+            }
         }
+        inner.counters.requests.cancelled += u64::from(left);
     }
 }
 
@@ -307,7 +337,9 @@ impl Inner {
 }
 
 /// Puts a job into the slot.
-fn begin(inner: &mut Inner, queued: Queued) -> (Arc<Queued>, Arc<AtomicBool>) {
+fn begin(inner: &mut Inner, mut queued: Queued) -> (Arc<Queued>, Arc<AtomicBool>) {
+    let next = queued.next();
+    inner.queue.extend(next);
     let cancel = Arc::new(AtomicBool::new(false));
     let queued = Arc::new(queued);
     inner.running = Some(Running {

@@ -63,11 +63,25 @@ impl Engine {
     /// # Errors
     /// The system gives no thread.
     pub fn with(loader: Box<dyn Loader>, options: Options) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::new(options));
-        let handle = EngineHandle { shared: Arc::clone(&shared) };
-        start(&shared, "engine", move |shared, me| live(&shared, me, loader))?;
-        fault::watch(&shared)?;
-        Ok(Self { handle })
+        let engine = Self::new(options);
+        engine.start(loader)?;
+        Ok(engine)
+    }
+
+    /// An engine that has to be started yet: until then it loads nothing.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        Self { handle: EngineHandle { shared: Arc::new(Shared::new(options)) } }
+    }
+
+    /// Starts it, once.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(&self, loader: Box<dyn Loader>) -> std::io::Result<()> {
+        let shared = &self.handle.shared;
+        start(shared, "engine", move |shared, me| live(&shared, me, loader))?;
+        fault::watch(shared)
     }
 
     /// A share for others.

@@ -162,7 +162,7 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
 /// Lets a request pass that brings a key, if keys are configured, and whose limits are not used up.
 pub(super) async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    if OPEN.contains(&path) || studio::is_page(path) {
+    if OPEN.contains(&path) || studio::is_page(request.method(), path) {
         return next.run(request).await;
     }
     let keys = app.keys();

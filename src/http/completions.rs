@@ -25,13 +25,17 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
     let prompt = Prompt::read(fields.take("prompt"))?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let suffix = fields.string("suffix")?.filter(|suffix| !suffix.is_empty());
-    let asked = Asked::read(&mut fields, &app)?;
+    let asked = Asked::read(&mut fields, &app, Dialect::Text)?;
     fields.refuse("reasoning_effort", "texts are continued as they are", |_| false)?;
     fields.refuse("enable_thinking", "texts are continued as they are", |_| false)?;
     log_rest(&fields);
     drop(fields);
     let model = model(&app)?;
-    let mut generation = asked.of(model.kind, &app.sampling)?;
+    let mut generation = asked.of(&app, &model).await?;
+    if echo && generation.logprobs.is_some() {
+        let why = "those of a prompt are not known; leave out `logprobs`, or `echo`";
+        return Err(ApiError::unsupported("logprobs", why));
+    }
     if suffix.is_some() && generation.stop.ignore_eos {
         let why = "with a `suffix` the text ends where that begins; leave it out";
         return Err(ApiError::unsupported("ignore_eos", why));

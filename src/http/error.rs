@@ -11,10 +11,10 @@ use crate::engine::SubmitError;
 use crate::text::TextError;
 
 /// An answer other than success. Boxed, since it travels through every `Result` of this room.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct ApiError(Box<Refusal>);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Refusal {
     status: StatusCode,
     kind: &'static str,
@@ -102,6 +102,38 @@ impl ApiError {
         self
     }
 
+    /// The same about a field inside of the object `field`.
+    pub(super) fn within(mut self, field: &str) -> Self {
+        self.0.message = self.0.message.replacen('`', &format!("`{field}."), 1);
+        self.0.param = self.0.param.map(|param| format!("{field}.{param}"));
+        self
+    }
+
+    /// The same about a request that was brought into other words: parts of the text, and what they are told as.
+    pub(super) fn reworded(mut self, names: &[(&str, &str)]) -> Self {
+        for (name, told) in names {
+            self.0.message = self.0.message.replace(name, told);
+            // Quotes stand around whole names in messages only.
+            let [name, told] = [name, told].map(|name| name.trim_matches('`'));
+            self.0.param = self.0.param.map(|param| match param == name {
+                true => told.to_owned(),
+                false if name.starts_with('.') => param.replace(name, told),
+                false => param,
+            });
+        }
+        self
+    }
+
+    /// What is wrong.
+    pub(super) fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The status that it is answered with.
+    pub(super) fn status(&self) -> StatusCode {
+        self.0.status
+    }
+
     pub(super) fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.0.headers.push((name, value));
         self
@@ -134,7 +166,9 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.0.status, Json(self.to_json())).into_response();
-        response.headers_mut().extend(self.0.headers);
+        response.headers_mut().extend(self.0.headers.iter().cloned());
+        // For faces that tell errors in another shape.
+        response.extensions_mut().insert(self);
         response
     }
 }

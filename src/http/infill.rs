@@ -25,9 +25,7 @@ pub(super) fn gapped(model: &Model, before: Vec<u32>, suffix: &str) -> Result<Ga
         (ModelKind::BlockDiffusion { canvas, .. }, _) => {
             Ok(Gapped { prompt: before, suffix: on_canvas(canvas, suffix) })
         }
-        (ModelKind::Causal, Some(fim)) => {
-            Ok(Gapped { prompt: in_words(fim, model.tokenizer.bos(), &before, &suffix), suffix: Vec::new() })
-        }
+        (ModelKind::Causal, Some(fim)) => Ok(told_in_tokens(fim, model.tokenizer.bos(), &before, &suffix)),
         (ModelKind::Causal, None) => Err(ApiError::unsupported(
             "suffix",
             "this model cannot fill a gap: it reads from left to right, and its file names no tokens for the text before \
@@ -42,8 +40,9 @@ pub(super) fn on_canvas(canvas: usize, mut suffix: Vec<u32>) -> Vec<u32> {
     suffix
 }
 
-/// Prefix, suffix, and the token behind which the model writes what stands between them.
-fn in_words(fim: Fim, bos: Option<u32>, before: &[u32], suffix: &[u32]) -> Vec<u32> {
+/// Prefix and suffix, and the token behind which the model writes what stands between them.
+pub(super) fn told_in_tokens(fim: Fim, bos: Option<u32>, before: &[u32], suffix: &[u32]) -> Gapped {
     let (begin, before) = before.split_at(usize::from(bos.is_some() && before.first().copied() == bos));
-    [begin, &[fim.prefix], before, &[fim.suffix], suffix, &[fim.middle]].concat()
+    let prompt = [begin, &[fim.prefix], before, &[fim.suffix], suffix, &[fim.middle]].concat();
+    Gapped { prompt, suffix: Vec::new() }
 }

@@ -1,5 +1,7 @@
 //! The conversation of a chat request, brought into the one shape that templates get.
 
+mod answers;
+
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
@@ -35,7 +37,9 @@ pub(super) fn read(messages: Option<Value>) -> Result<Value, ApiError> {
             return Err(ApiError::field("messages", message));
         }
     };
-    list.into_iter().enumerate().map(|(i, m)| message(&format!("messages[{i}]"), m)).collect()
+    let list = list.into_iter().enumerate();
+    let list: Result<Vec<Value>, _> = list.map(|(i, m)| message(&format!("messages[{i}]"), m)).collect();
+    answers::link(list?).map(Value::Array)
 }
 
 fn message(path: &str, value: Value) -> Result<Value, ApiError> {
@@ -72,6 +76,10 @@ fn message(path: &str, value: Value) -> Result<Value, ApiError> {
             }
         }
         Some(other) => return Err(wrong(path, ".tool_calls", &other, "a list, on assistant messages only")),
+    }
+    if from.remove("function_call").is_some_and(|call| !call.is_null()) {
+        let why = "is the older form; send `tool_calls`";
+        return Err(ApiError::unsupported(format!("{path}.function_call"), why));
     }
     to.insert("role".to_owned(), role.into());
     let unknown: Vec<&String> = from.keys().collect();
@@ -131,6 +139,9 @@ fn content(path: &str, value: Option<Value>) -> Result<String, ApiError> {
 }
 
 fn tool_call(path: &str, mut call: Value) -> Result<Value, ApiError> {
+    if let Some(id) = call.get("id").filter(|id| !id.is_null() && !id.is_string()) {
+        return Err(wrong(path, ".id", id, "a string"));
+    }
     if !call.get("function").and_then(|f| f.get("name")).is_some_and(Value::is_string) {
         return Err(wrong(path, "", &call, "an object with `function.name` and `function.arguments`"));
     }
@@ -140,6 +151,7 @@ fn tool_call(path: &str, mut call: Value) -> Result<Value, ApiError> {
     if let Some(arguments @ Value::Object(_)) = parsed {
         call["function"]["arguments"] = arguments;
     }
+    call["type"] = "function".into();
     Ok(call)
 }
 
@@ -167,14 +179,20 @@ mod tests {
     #[test]
     fn every_shape_of_content_is_one_string_for_every_role() {
         for role in ROLES {
-            let messages = json!([
+            let mut messages = json!([
                 {"role": role, "content": "plain"},
                 {"role": role, "content": [{"type": "text", "text": "two "}, {"type": "text", "text": "parts"}]},
                 {"role": role, "content": []},
                 {"role": role, "content": null},
                 {"role": role},
             ]);
-            assert_eq!(contents(messages), ["plain", "two parts", "", "", ""], "{role}");
+            if role == "tool" {
+                let call = json!({"function": {"name": "f", "arguments": "{}"}});
+                let called = json!({"role": "assistant", "tool_calls": vec![call; 5]});
+                messages.as_array_mut().unwrap().insert(0, called);
+            }
+            let found = contents(messages);
+            assert_eq!(found[usize::from(role == "tool")..], ["plain", "two parts", "", "", ""], "{role}");
         }
     }
 

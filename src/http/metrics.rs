@@ -70,6 +70,30 @@ fn render(status: &Status, keys: &Keys) -> String {
         "Whether requests are taken.",
         u8::from(status.state.name() == "ready"),
     );
+    let faults = c.faults;
+    page.family("axe_faults_total", "counter", "Faults of the device and of the engine, by kind.");
+    for (kind, count) in [
+        ("lost", faults.lost),
+        ("overdue", faults.overdue),
+        ("panic", faults.panics),
+        ("rebuild", faults.rebuilds),
+    ] {
+        page.labelled("axe_faults_total", "kind", kind, count);
+    }
+    page.single(
+        "axe_engine_resets_total",
+        "counter",
+        "Times the engine was rebuilt after a fault.",
+        c.resets,
+    );
+    page.single("axe_model_loads_total", "counter", "Times the model was loaded again.", c.loads);
+    page.single("axe_model_unloads_total", "counter", "Times the model was put away.", c.unloads);
+    page.single(
+        "axe_model_loaded",
+        "gauge",
+        "Whether the model is on the device.",
+        u8::from(status.resident),
+    );
     page.single("axe_uptime_seconds", "gauge", "Time since the start.", status.uptime_s);
     page.family("axe_device_memory_bytes", "gauge", "Memory allocated on the device.");
     for (purpose, bytes) in [

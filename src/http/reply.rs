@@ -1,5 +1,6 @@
 //! What both completion routes do once their prompt is known: submit, then answer whole or as a stream.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use axum::Json;
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 use super::auth::account;
 use super::error::{ApiError, OUTAGE_RETRY};
 use super::generation::Generation;
+use super::logprobs::{Logged, Reached};
 use super::{App, calls, exchange, fingerprint, sse, unix_time};
 use crate::decode::ProposerStats;
 use crate::engine::{Cause, Event, Events, FinishReason, Job, Model, Request, Stats, SubmitError, Usage};
@@ -81,9 +83,18 @@ impl Head {
         })
     }
 
-    fn whole(&self, parts: Parts, reason: &str, usage: Usage, stats: &Stats) -> Value {
+    /// All choices together.
+    fn whole(&self, choices: Vec<Value>, usage: Usage, stats: &Stats) -> Value {
+        let mut answer = self.object(false, choices.into());
+        answer["usage"] = usage_json(usage);
+        answer["axe"] = figures(&self.device, self.seed, stats);
+        answer
+    }
+
+    /// One whole reply.
+    fn choice(&self, index: usize, parts: Parts, logprobs: Value, reason: &str) -> Value {
         let Parts { content, reasoning, calls: called } = parts;
-        let mut choice = json!({ "index": 0 });
+        let mut choice = json!({ "index": index });
         match self.dialect {
             Dialect::Chat => {
                 choice["message"] = json!({ "role": "assistant", "content": content, "refusal": null });
@@ -93,17 +104,14 @@ impl Head {
                 if !called.is_empty() {
                     let content = &mut choice["message"]["content"];
                     *content = Some(content.take()).filter(|content| content != "").into();
-                    choice["message"]["tool_calls"] = calls::whole(&self.id, 0, &called);
+                    choice["message"]["tool_calls"] = calls::whole(&self.id, index, &called);
                 }
             }
             Dialect::Text => choice["text"] = format!("{}{content}", self.echo).into(),
         }
-        choice["logprobs"] = Value::Null;
+        choice["logprobs"] = logprobs;
         choice["finish_reason"] = reason.into();
-        let mut answer = self.object(false, json!([choice]));
-        answer["usage"] = usage_json(usage);
-        answer["axe"] = figures(&self.device, self.seed, stats);
-        answer
+        choice
     }
 }
 
@@ -177,49 +185,75 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
 /// Puts a prompt into the queue.
 pub(super) fn submit(app: &App, request: Request, field: &'static str) -> Result<Job, ApiError> {
     tracing::debug!(id = request.id, prompt_tokens = request.prompt.len(), "submitted");
-    app.engine.submit_for(request, account()).map_err(|error| match error {
-        SubmitError::EmptyPrompt | SubmitError::ContextTooLong { .. } => ApiError::from(error).param(field),
-        error => error.into(),
-    })
+    app.engine.submit_for(request, account()).map_err(|error| refusal(error, field))
 }
 
-/// Submits the prompt and answers.
+/// Why a prompt, which `field` holds, was not taken.
+fn refusal(error: SubmitError, field: &'static str) -> ApiError {
+    match error {
+        SubmitError::EmptyPrompt | SubmitError::ContextTooLong { .. } => ApiError::from(error).param(field),
+        error => error.into(),
+    }
+}
+
+/// Submits the prompt, once for each choice, and answers.
 pub(super) async fn answer(
     app: &Arc<App>,
-    model: &Model,
+    model: &Arc<Model>,
     dialect: Dialect,
     prompt: Vec<u32>,
     generation: Generation,
 ) -> Result<Response, ApiError> {
-    let Generation { sampling, stop, stream, include_usage, suffix, echo, calls } = generation;
-    let head = Head { echo, ..Head::new(dialect, app, model, sampling.seed)? };
-    let channels = dialect == Dialect::Chat;
-    let id = head.id.clone();
-    let request = Request { id, prompt, suffix, sampling, stop, channels, drafts: false, calls };
-    let job = submit(app, request, dialect.prompt())?;
+    let mut generation = generation;
+    let echo = std::mem::take(&mut generation.echo);
+    let head = Head { echo, ..Head::new(dialect, app, model, generation.sampling.seed)? };
+    let (stream, include_usage) = (generation.stream, generation.include_usage);
+    let logged = generation.logprobs.map(|_| Logged::new(dialect, Arc::clone(model)));
+    let requests = generation.requests(&head.id, prompt, dialect == Dialect::Chat);
+    let prompt_tokens = requests.first().map(|request| request.prompt.len());
+    tracing::debug!(id = head.id, prompt_tokens, choices = requests.len(), "submitted");
+    let jobs = app.engine.submit_all(requests, account().as_ref());
+    let jobs = jobs.map_err(|error| refusal(error, dialect.prompt()))?;
+    let choices = jobs.into_iter().map(|job| job.events).collect();
     if stream {
-        return sse::respond(head, job.events, include_usage, app.server.ping_interval).await;
+        return sse::respond(head, choices, logged, include_usage, app.server.ping_interval).await;
     }
-    collect(&head, job.events).await
+    collect(&head, choices, logged).await
 }
 
-async fn collect(head: &Head, mut events: Events) -> Result<Response, ApiError> {
-    let mut reply = Parts::default();
-    while let Some(event) = events.recv().await {
-        match event {
-            Event::Prefill { .. } | Event::Draft { .. } => {}
-            Event::Commit { text, reasoning, calls, .. } => {
-                reply.content.push_str(&text);
-                reply.reasoning.push_str(&reasoning);
-                reply.calls.extend(calls);
+/// Waits for all choices, which come one after the other.
+async fn collect(
+    head: &Head,
+    choices: VecDeque<Events>,
+    logged: Option<Logged>,
+) -> Result<Response, ApiError> {
+    let mut whole = Vec::with_capacity(choices.len());
+    let mut total: Option<(Usage, Stats)> = None;
+    for (index, mut events) in choices.into_iter().enumerate() {
+        let mut reply = Parts::default();
+        let mut tokens = Vec::new();
+        let (reason, usage, stats) = loop {
+            match events.recv().await {
+                Some(Event::Prefill { .. } | Event::Draft { .. }) => {}
+                Some(Event::Commit { text, reasoning, calls, logprobs, .. }) => {
+                    reply.calls.extend(calls);
+                    reply.content.push_str(&text);
+                    reply.reasoning.push_str(&reasoning);
+                    tokens.extend(logprobs);
+                }
+                Some(Event::Finish { reason, usage, stats }) => break (outcome(reason)?, usage, stats),
+                None => return Err(broke_off()),
             }
-            Event::Finish { reason, usage, stats } => {
-                let reason = outcome(reason)?;
-                return Ok(Json(head.whole(reply, reason, usage, &stats)).into_response());
-            }
-        }
+        };
+        let logprobs = logged.as_ref().map(|logged| logged.show(&tokens, &reply.content, Reached::default()));
+        whole.push(head.choice(index, reply, logprobs.unwrap_or_default(), reason));
+        total = Some(match total {
+            Some((all, took)) => (all.with_choice(usage), took.with_choice(stats)),
+            None => (usage, stats),
+        });
     }
-    Err(broke_off())
+    let (usage, stats) = total.unwrap_or_default();
+    Ok(Json(head.whole(whole, usage, &stats)).into_response())
 }
 
 /// The engine let go of a job without finishing it.

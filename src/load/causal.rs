@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::planned::facts;
 use super::startup::{self, Choice, ModelFacts, Shape};
-use super::{Opened, cache_dir, check_vocabulary, text};
+use super::{cache_dir, check_vocabulary, text};
 use crate::checkpoint::gguf::Gguf;
 use crate::checkpoint::quant::GgmlType;
 use crate::config::Config;
@@ -22,14 +22,14 @@ use crate::ops::Products;
 /// A checkpoint that is broken or not supported, no fitting device, too little memory.
 pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, BackendError> {
     let trained = CausalConfig::read(gguf)?;
-    let Opened { device, tokenizer, template } = load.open(|| text::of_gguf(load.config, gguf))?;
-    check_vocabulary(gguf.path(), tokenizer.vocab_size(), trained.vocabulary, "token_embd.weight")?;
-    let choice = choose(gguf, load.config, &device)?;
+    let opened = load.open(|| text::of_gguf(load.config, gguf))?;
+    check_vocabulary(gguf.path(), opened.tokenizer.vocab_size(), trained.vocabulary, "token_embd.weight")?;
+    let choice = choose(gguf, load.config, &opened.device, 0)?;
     load.chosen(&choice);
     let options = options(load.config, choice.shape);
     let mut model =
-        Causal::load(device.clone(), Arc::clone(gguf), &options, &mut |share| load.preparing(share))?;
-    model.limit_choices(tokenizer.vocab_size());
+        Causal::load(opened.device.clone(), Arc::clone(gguf), &options, &mut |share| load.preparing(share))?;
+    model.limit_choices(opened.tokenizer.vocab_size());
     if model.joining_failed() {
         load.board.warn(
             "passes as one launch failed their self-test and stay many launches (see the log): slower"
@@ -41,9 +41,10 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
         BlockSize::Auto => costs(load, gguf, &mut model)?,
         BlockSize::Fixed(_) => Costs::default(),
     };
-    let backend = CausalBackend::new(model, blocks).with_vocabulary(tokenizer.vocab_size()).with_costs(costs);
+    let backend =
+        CausalBackend::new(model, blocks).with_vocabulary(opened.tokenizer.vocab_size()).with_costs(costs);
     Ok(load.loaded(
-        Opened { device, tokenizer, template },
+        opened,
         Box::new(backend),
         super::Facts {
             architecture: trained.family.architecture,
@@ -57,15 +58,20 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
     ))
 }
 
-/// What is chosen for the model of `gguf` on `device`.
+/// What is chosen for the model of `gguf` on `device` when `freed` more bytes of memory are free.
 ///
 /// # Errors
 /// A file that is broken or not supported, too little memory.
-pub(super) fn choose(gguf: &Gguf, config: &Config, device: &Device) -> Result<Choice, BackendError> {
+pub(super) fn choose(
+    gguf: &Gguf,
+    config: &Config,
+    device: &Device,
+    freed: u64,
+) -> Result<Choice, BackendError> {
     let trained = CausalConfig::read(gguf)?.context;
     let measured = Measured::kept(&config.device.cache_dir, &cost_key(config, gguf, device.info()));
     let costs = measured.as_ref().map(Costs::from);
-    let facts = facts(config, device, ModelFacts { trained, canvas: None, costs });
+    let facts = facts(config, device, ModelFacts { trained, canvas: None, costs }, freed);
     startup::choose(&facts, |shape| Ok(Causal::plan(gguf, &options(config, shape))?))
 }
 

@@ -70,6 +70,7 @@ impl Pass {
         }
         for &(launch, index) in &self.positioned {
             self.launches[launch].set(index, Arg::I32(start))?;
+            self.launches[launch].behind(u64::try_from(start).unwrap_or(0));
         }
         Ok(self.launches.iter().try_for_each(|launch| device.enqueue(launch))?)
     }

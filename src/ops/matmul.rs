@@ -4,7 +4,7 @@
 use super::check::{check, holds_floats, int};
 use super::kernels::{Kernels, OpsError};
 use super::{Format, ROW_BLOCK, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
-use crate::device::{Arg, Buffer, Device, Launch};
+use crate::device::{Arg, Buffer, Device, Launch, Work};
 
 /// The kernel for a few rows.
 pub(super) const NARROW: &str = "narrow";
@@ -56,6 +56,15 @@ impl Matrix {
     /// Bytes a pass reads: all tiles.
     pub fn bytes(&self) -> usize {
         self.format.matrix_bytes(self.rows, self.columns)
+    }
+
+    /// What `rows` rows take: all tiles once, and a multiplication and an addition for each number and row.
+    pub(super) fn work(&self, rows: usize) -> Work {
+        Work {
+            bytes: self.bytes() as u64,
+            operations: 2 * (rows * self.rows * self.columns) as u64,
+            ..Work::default()
+        }
     }
 }
 
@@ -216,7 +225,8 @@ impl Kernels {
             ],
             &[pairs.div_ceil(pairs_each)],
             Some(&[1]),
-        )?)
+        )?
+        .doing(matrix.work(rows)))
     }
 
     /// Prepares `rows` rows and packs them for [`matmul`](Self::matmul). `packed` and `sums` have
@@ -297,7 +307,8 @@ impl Kernels {
             ],
             &[matrix.pairs(), rows.div_ceil(ROW_BLOCK)],
             Some(&[1, 1]),
-        )?)
+        )?
+        .doing(matrix.work(rows)))
     }
 
     fn check(

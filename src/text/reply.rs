@@ -180,6 +180,12 @@ impl ReplyText {
         self.content.flush(&mut out.content);
     }
 
+    /// Bytes of content so far, of what is held back, was cut off or is not a whole character yet included, and bytes that
+    /// they were made of. What may become a call of a tool is not counted yet.
+    pub fn content_place(&self) -> (usize, usize) {
+        self.content.place()
+    }
+
     /// How many tokens belonged to the thinking channel, its markers and name included.
     pub fn reasoning_tokens(&self) -> usize {
         self.reasoning_tokens
@@ -188,6 +194,11 @@ impl ReplyText {
     /// How many calls of tools there were.
     pub fn calls(&self) -> usize {
         self.calls.as_ref().map_or(0, Reader::calls)
+    }
+
+    /// Which stop string has ended the reply.
+    pub fn stopped(&self) -> Option<usize> {
+        self.content.stopped()
     }
 
     /// Whether the reply ended in the middle of a call.

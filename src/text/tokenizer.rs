@@ -64,6 +64,17 @@ impl Tokenizer {
         self.encode_marked(text, specials, None)
     }
 
+    /// The tokens of a text that goes on behind other text: no space is put before it. Control tokens are not found.
+    pub fn encode_on(&self, text: &str) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        let mut merger = Merger::default();
+        self.user_defined.split(text, None, &mut |part| match part {
+            Part::Token(id) => ids.push(id),
+            Part::Text(text) => self.encode_plain(text, false, &mut merger, &mut ids),
+        });
+        ids
+    }
+
     /// The tokens of a rendered chat prompt, which begins with exactly one begin-of-text token if the template or
     /// the model's flag adds it.
     ///
@@ -351,6 +362,7 @@ mod tests {
         assert_eq!(tokenizer.decode(&[2, 0]), "aa");
         assert_eq!(tokenizer.decode(&[1, 2]), " a");
         assert_eq!(pieces(&tokens, false).decode(&[2, 0]), " aa");
+        assert_eq!(tokenizer.encode_on("aa[u]a a"), [0, 0, 4, 0, 2]);
     }
 
     #[test]

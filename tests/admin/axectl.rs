@@ -138,7 +138,10 @@ async fn the_other_commands() {
     assert_eq!(code, 0);
     assert!(out.contains("device.profiling = true"), "{out}");
     let (_, out, _) = run(&daemon, &["gpu"]).await;
-    assert!(out.contains("Allocated      132 MiB of 1.0 GiB") && out.contains("CPU            n/a"), "{out}");
+    assert!(
+        out.contains("Allocated      132 MiB of 1.0 GiB") && out.contains("CPU            n/a, n/a"),
+        "{out}"
+    );
     let (_, out, _) = run(&daemon, &["version"]).await;
     assert!(out.starts_with("axectl  0.1.0\naxed    0.1.0 ("), "{out}");
     let (code, out, _) = run(&daemon, &["log-level", "axe::engine=debug,warn"]).await;

@@ -123,8 +123,17 @@ async fn profile_lists_the_costliest_kernel_first() {
     let daemon = Daemon::start().await;
     let profile: Profile = daemon.client().get("/profile").await.unwrap();
     assert_eq!(profile, Profile::default());
-    let kernel = |name: &str, total_ns| KernelTime { kernel: name.to_owned(), launches: 1, total_ns };
-    daemon.board.pin_profile(Profile { enabled: true, kernels: vec![kernel("a", 1), kernel("b", 9)] });
+    let kernel = |name: &str, total_ns| KernelTime {
+        kernel: name.to_owned(),
+        launches: 1,
+        total_ns,
+        ..KernelTime::default()
+    };
+    daemon.board.pin_profile(Profile {
+        enabled: true,
+        kernels: vec![kernel("a", 1), kernel("b", 9)],
+        ..Profile::default()
+    });
     let profile: Profile = daemon.client().get("/profile").await.unwrap();
     assert_eq!(profile.kernels, [kernel("b", 9), kernel("a", 1)]);
 }

@@ -7,6 +7,8 @@ import support  # noqa: F401 (it settles how litellm starts)
 import litellm
 from support import CAPITALS, PATIENCE, cancelled, capital, eventually, idle, miniature, smollm2, user
 
+litellm.suppress_debug_info = True
+
 
 def target(daemon, name):
     return {"model": f"openai/{name}", "api_base": f"{daemon.url}/v1", "api_key": "none", "timeout": PATIENCE, "num_retries": 0}

@@ -41,6 +41,7 @@ class Chat(unittest.TestCase):
         reply = self.ask()
         self.assertEqual(reply.object, "chat.completion")
         self.assertTrue(reply.id.startswith("chatcmpl-"))
+        self.assertEqual(reply._request_id.removeprefix("req-"), reply.id.removeprefix("chatcmpl-"))
         self.assertEqual(reply.model, "tiny-diffusion")
         self.assertAlmostEqual(reply.created, time.time(), delta=PATIENCE)
         self.assertTrue(reply.system_fingerprint.startswith("fp_"))

@@ -164,6 +164,19 @@ class Router:
             await self.client.chat.completions.create(model="axe", messages=STORY, temperature=1, max_tokens=0)
         self.assertIn("max_tokens", str(caught.exception))
 
+    async def test_a_daemon_that_is_told_to_end_loses_nothing(self):
+        ending, other = daemons
+        before = [daemon.figure('axe_requests_total{outcome="length"}') for daemon in daemons]
+        asked = [asyncio.create_task(ask()) for ask in (self.whole, self.streamed) * 8]
+        served = lambda: ending.figure('axe_requests_total{outcome="length"}') > before[0]
+        await self.until("both are at work", served)
+        ending.process.terminate()
+        later = [asyncio.create_task(ask()) for ask in (self.whole, self.streamed) * 4]
+        answers = await asyncio.gather(*asked, *later)
+        self.assertEqual(answers, [answers[0]] * len(answers))
+        await asyncio.to_thread(ending.process.wait, PATIENCE)
+        self.assertGreater(other.figure('axe_requests_total{outcome="length"}'), before[1])
+
     async def test_a_daemon_dies_in_mid_stream_and_comes_back(self):
         streams = [await self.begin(), await self.begin()]
         waiting = [asyncio.create_task(ask()) for ask in (self.whole, self.streamed) * 3]

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+pub mod troupe;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +14,8 @@ use std::time::Duration;
 use axe::config::{Config, Override};
 use axe::decode::{Backend, BackendError, DenoisingStats, Generation, Memory, Sampling, Step, Texts};
 use axe::engine::{
-    Engine, EngineHandle, Event, Events, FinishReason, Loaded, Model, ModelKind, Options, State, Usage,
+    Constraints, Engine, EngineHandle, Event, Events, FinishReason, Loaded, Model, ModelKind, Options, State,
+    Usage,
 };
 use axe::http::{App, serve};
 use axe::text::{ChatTemplate, Fim, TokenKind, Tokenizer, Vocabulary};
@@ -54,6 +57,9 @@ pub const CLOSE: u32 = 261;
 pub const HAND_OVER: u32 = 262;
 /// Prints nothing and ends nothing, on a thinking stage.
 pub const SILENT: u32 = 263;
+
+/// Control tokens of a model that thinks and calls tools.
+const CHANNELS: &[&str] = &["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"];
 
 /// A template that can make the model think.
 pub const THINKING_TEMPLATE: &str = "{% if enable_thinking %}[think]{% endif %}\
@@ -388,6 +394,16 @@ impl Stage {
         Self::with(script, queue_capacity, thinker)
     }
 
+    /// An engine over a model with this template and these control tokens.
+    pub fn speaking(script: Script, template: String, control: &'static [&'static str]) -> Self {
+        Self::with(script, 4, move |backend| speaker(backend, &template, control))
+    }
+
+    /// An engine over a model of another kind; the script is idle.
+    pub fn of(load: impl FnOnce() -> Loaded + Send + 'static, queue_capacity: usize) -> Self {
+        Self::with(Script::saying(""), queue_capacity, move |_| load())
+    }
+
     /// An engine over a causal model that was trained to fill gaps.
     fn filling_in_the_middle(script: Script) -> Self {
         Self::with(script, 4, |backend| {
@@ -395,11 +411,14 @@ impl Stage {
             let mut vocabulary = vocabulary_with(&["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]);
             vocabulary.fim = Some(Fim { prefix, suffix, middle });
             let Loaded { backend, model } = loaded(backend, None);
-            Loaded { backend, model: Model { tokenizer: Tokenizer::new(vocabulary).unwrap(), ..model } }
+            Loaded {
+                backend,
+                model: Model { tokenizer: Tokenizer::new(vocabulary).unwrap().into(), ..model },
+            }
         })
     }
 
-    fn with(
+    pub fn with(
         script: Script,
         queue_capacity: usize,
         load: impl FnOnce(Scripted) -> Loaded + Send + 'static,
@@ -435,22 +454,38 @@ pub fn loaded(backend: impl Backend + 'static, template: Option<&str>) -> Loaded
         device: "a stage of boards".to_owned(),
         kind: ModelKind::Causal,
         context_length: CONTEXT,
-        tokenizer,
+        tokenizer: tokenizer.into(),
         template,
+        constraints: Constraints::default(),
     };
     Loaded { backend: Box::new(backend), model }
 }
 
 /// A model that can think around a script; one that denoises if the script does.
 fn thinker(backend: Scripted) -> Loaded {
-    let tokenizer = tokenizer_with(&["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"]);
-    let template = Some(ChatTemplate::new(THINKING_TEMPLATE, &tokenizer).unwrap());
+    speaker(backend, THINKING_TEMPLATE, CHANNELS)
+}
+
+/// A model around a script, with this template and these control tokens behind those of [`tokenizer`].
+pub fn speaker(backend: Scripted, template: &str, control: &[&str]) -> Loaded {
     let kind = match backend.0.denoises {
         true => ModelKind::BlockDiffusion { canvas: CANVAS, max_steps: 48 },
         false => ModelKind::Causal,
     };
+    let Loaded { backend, model } = spoken(backend, template, control);
+    Loaded { backend, model: Model { kind, ..model } }
+}
+
+/// A causal model that can think around a backend.
+pub fn thinking(backend: impl Backend + 'static) -> Loaded {
+    spoken(backend, THINKING_TEMPLATE, CHANNELS)
+}
+
+fn spoken(backend: impl Backend + 'static, template: &str, control: &[&str]) -> Loaded {
+    let tokenizer = tokenizer_with(control);
+    let template = Some(ChatTemplate::new(template, &tokenizer).unwrap());
     let Loaded { backend, model } = loaded(backend, None);
-    Loaded { backend, model: Model { kind, tokenizer, template, ..model } }
+    Loaded { backend, model: Model { tokenizer: tokenizer.into(), template, ..model } }
 }
 
 /// A configuration from TOML text.
@@ -487,6 +522,13 @@ impl Server {
     pub async fn thinking(script: Script, toml: &str) -> Self {
         let stage = tokio::task::spawn_blocking(move || Stage::thinking(script, 4)).await.unwrap();
         Self::over(stage, &config(toml)).await
+    }
+
+    /// Serves `script` as a model with this template and these control tokens.
+    pub async fn speaking(script: Script, template: &str, control: &'static [&'static str]) -> Self {
+        let template = template.to_owned();
+        let stage = tokio::task::spawn_blocking(move || Stage::speaking(script, template, control));
+        Self::over(stage.await.unwrap(), &config("")).await
     }
 
     /// Serves `script` as a causal model that was trained to fill gaps.

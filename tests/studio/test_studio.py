@@ -5,31 +5,23 @@ Python in use:
 
     python3 -m unittest discover -s tests/studio
 
-environment:
-    AXE_TEST_DAEMON      the daemon to start (target/release/axed, else target/debug/axed)
-    AXE_STUDIO_CHROMIUM  the browser (/usr/bin/chromium)
+browser.py says what it takes from the environment.
 """
 
-import importlib.util
 import json
-import os
 import pathlib
 import re
-import shutil
 import sys
-import tempfile
 import time
 import unittest
 
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts/lib"))
-from daemon import Daemon  # noqa: E402 (the path comes first)
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import browser  # noqa: E402 (the path comes first)
+from browser import PATIENCE  # noqa: E402
 
 MONTHS = "January, February, March, April, May, June, July, August, September, October, November, December."
-#: Milliseconds for anything to show.
-PATIENCE = 20_000
-
 #: Counts the tokens of drafts that were on the page, however short.
 WATCH_DRAFTS = """() => {
     window.seen = { tokens: 0, texts: 0 };
@@ -45,52 +37,13 @@ WATCH_DRAFTS = """() => {
 MARKUP = '<script>window.owned = 1</script><img src="x" onerror="window.owned = 2">'
 
 
-def chromium():
-    """How Playwright is to launch the browser; root, as in containers, has no sandbox."""
-    return {"executable_path": os.environ.get("AXE_STUDIO_CHROMIUM", "/usr/bin/chromium"), "args": ["--no-sandbox"]}
-
-
 def setUpModule():
-    global folder, other, daemon, playwright, browser
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="axe-studio-"))
-    unittest.addModuleCleanup(shutil.rmtree, folder, ignore_errors=True)
-    other = Daemon(folder, "other")
-    unittest.addModuleCleanup(other.stop)
-    # One after the other, so that the second finds the first one's kernels.
-    other.wait()
-    daemon = Daemon(folder, "daemon", NVIDIA_BASE_URL=f"{other.url}/v1", NVIDIA_MODEL="tiny-diffusion")
-    unittest.addModuleCleanup(daemon.stop)
-    daemon.wait()
-    playwright = sync_playwright().start()
-    unittest.addModuleCleanup(playwright.stop)
-    browser = playwright.chromium.launch(**chromium())
-    unittest.addModuleCleanup(browser.close)
+    global daemon, other
+    daemon, other = browser.begin()
 
 
-class Page(unittest.TestCase):
-    """A fresh browser profile with the studio open; complaints of the browser fail the test."""
-
-    VIEW = {"viewport": {"width": 1280, "height": 800}}
-
-    def setUp(self):
-        self.context = browser.new_context(**self.VIEW)
-        self.addCleanup(self.context.close)
-        self.context.set_default_timeout(PATIENCE)
-        expect.set_options(timeout=PATIENCE)
-        self.complaints = []
-        self.page = self.context.new_page()
-        self.page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
-        self.page.on("console", self.hear)
-        self.addCleanup(lambda: self.assertEqual(self.complaints, []))
-        self.open()
-
-    def hear(self, message):
-        if message.type in ("error", "warning"):
-            self.complaints.append(f"{message.type}: {message.text}")
-
-    def open(self):
-        self.page.goto(daemon.url)
-        expect(self.page.locator("#state")).to_have_attribute("data-state", "ready")
+class Page(browser.Page):
+    """The chat page."""
 
     def answers(self):
         return self.page.locator(".message.answer")
@@ -110,13 +63,6 @@ class Page(unittest.TestCase):
 
     def told(self, answer):
         return answer.locator(".settled").inner_text()
-
-    def hot(self):
-        """Makes the next answers take some thirty steps: the miniature is so quick that of two, none may be seen."""
-        self.page.locator("#temperature").evaluate("""(slider) => {
-            slider.value = slider.max;
-            slider.dispatchEvent(new Event("change"));
-        }""")
 
     def long_answer(self):
         """Makes the next answers go on for seconds: they do not end by themselves, and are as hot as can be."""
@@ -362,19 +308,11 @@ class Phone(Page):
         expect(self.answers()).to_have_count(0)
 
 
-def axe_core():
-    """The file of axe-core that the package axe-playwright-python brings."""
-    place = importlib.util.find_spec("axe_playwright_python").submodule_search_locations[0]
-    return next(pathlib.Path(place).rglob("axe.min.js"))
-
-
 class Accessible:
     """axe-core finds nothing serious, before, during and after an answer."""
 
     def test_axe_core_finds_nothing_serious(self):
-        # The page's policy allows no foreign script; this is none of the page's.
-        self.context.add_init_script(path=axe_core())
-        self.open()
+        self.axe_core()
         self.check("empty")
         self.hot()
         answer = self.ask("List the months of the year.")
@@ -387,15 +325,6 @@ class Accessible:
                 opener.click()
                 self.check(name)
                 opener.click()
-
-    def check(self, when):
-        self.page.wait_for_timeout(700)  # colours that are on their way count as they are
-        found = self.page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
-        grave = [
-            f"{fault['id']}: {fault['help']}: {[node['html'] for node in fault['nodes']][:3]}"
-            for fault in found if fault["impact"] in ("serious", "critical")
-        ]
-        self.assertEqual(grave, [], when)
 
 
 class AccessibleLight(Accessible, Page):

@@ -12,8 +12,9 @@ mod gpu;
 mod logs;
 mod queue;
 mod status;
+mod upkeep;
 
-pub use actions::{CancelResult, Drain, LogLevel};
+pub use actions::{CancelResult, Change, Drain, LogLevel, ModelChange, Reload};
 pub use bench::{Bench, BenchRequest, Round};
 pub use config::{Config, Setting, Source};
 pub use error::{ErrorBody, ErrorDetail};
@@ -21,8 +22,9 @@ pub use gpu::{Bar, EngineLoad, Fan, Firmware, Frequency, Gpu, Host, Power, Tempe
 pub use logs::{Level, LogLine};
 pub use queue::{Job, JobState, Queue};
 pub use status::{
-    Counters, Device, KernelTime, Kernels, Memory, Model, Profile, SelfTest, State, Status, Version,
+    Counters, Device, KernelTime, Kernels, Limits, Memory, Model, Profile, SelfTest, State, Status, Version,
 };
+pub use upkeep::{Faults, Loading, ReloadState};
 
 /// Version of this protocol, part of [`Version`].
 pub const PROTOCOL: u32 = 1;

@@ -151,6 +151,9 @@ impl<M: CanvasModel> DiffusionBackend<M> {
     ) -> Result<DiffusionGeneration<'_, M>, BackendError> {
         let vocabulary = self.vocabulary;
         check_prompt(prompt, self.model.context(), vocabulary)?;
+        if sampling.constraint.is_some() || !sampling.logit_bias.is_empty() {
+            return Err("a model that denoises knows neither constraints nor biases on tokens".into());
+        }
         let plan = Plan::for_request(&self.config, sampling)?;
         // Keys and values are all that a canvas needs of what stands before it: not even the last token runs again.
         let common = common_prefix(&self.cached, prompt);

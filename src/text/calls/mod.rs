@@ -19,6 +19,8 @@ mod write;
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Serialize, Serializer};
+
 use super::Tokenizer;
 
 pub use reader::{Reader, Segment};
@@ -88,6 +90,12 @@ impl Syntax {
             }
         }
         if shows_tools { Self::Llama } else { Self::Hermes }
+    }
+}
+
+impl Serialize for Syntax {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
     }
 }
 

@@ -5,16 +5,19 @@ use serde_json::Value;
 use super::{GEMMA_CLOSE, GEMMA_OPEN, GEMMA_QUOTE, Syntax};
 use crate::text::python;
 
-/// What tells a model of tools whose template does not.
+/// What tells a model of tools whose template does not; with `results`, how [`results`] come back, too.
 #[must_use]
-pub fn declared(syntax: Syntax, tools: &[Value]) -> String {
+pub fn declared(syntax: Syntax, tools: &[Value], results: bool) -> String {
     let example = call(syntax, "NAME", &Value::from("{…}"));
     let list: Vec<String> =
         tools.iter().map(|tool| python::dumps(tool.get("function").unwrap_or(tool))).collect();
+    let back = match results {
+        true => "\nWhat it returns comes back between <tool_response> and </tool_response>.",
+        false => "",
+    };
     format!(
         "These functions can be called, each with arguments as its JSON schema says:\n<tools>\n{}\n</tools>\n\
-         To call one, write nothing but its name and its arguments like this, once for each call:\n{example}\n\
-         What it returns comes back between <tool_response> and </tool_response>.",
+         To call one, write nothing but its name and its arguments like this, once for each call:\n{example}{back}",
         list.join("\n")
     )
 }

@@ -218,6 +218,7 @@ fn the_host_is_read_without_a_card() {
         ("proc/meminfo", "MemTotal:       24567890 kB\nMemFree:        100 kB\nMemAvailable:   2000 kB\n"),
         ("proc/self/status", "Name:\taxed\nVmRSS:\t  180000 kB\nRssAnon:\t   50000 kB\n"),
         ("proc/loadavg", "0.52 1.25 2.00 1/345 6789\n"),
+        ("proc/cpuinfo", "processor\t: 0\ncpu MHz\t\t: 2600.112\n"),
         ("sys/class/hwmon/hwmon0/name", "nvme\n"),
         ("sys/class/hwmon/hwmon0/temp1_input", "30000\n"),
         ("sys/class/hwmon/hwmon1/name", "k10temp\n"),
@@ -225,6 +226,7 @@ fn the_host_is_read_without_a_card() {
     ]);
     let gpu = Sampler::at(machine.root.path()).sample();
     assert!(!gpu.lacks_rates() && gpu.pci.is_none());
+    assert_eq!(gpu.host.cpu_mhz, Some(2600));
     assert_eq!(gpu.host.memory_total_bytes, Some(24_567_890 << 10));
     assert_eq!(gpu.host.memory_available_bytes, Some(2000 << 10));
     assert_eq!((gpu.host.rss_bytes, gpu.host.rss_anon_bytes), (Some(180_000 << 10), Some(50_000 << 10)));
@@ -271,6 +273,49 @@ fn nonsense_in_files_is_no_failure_and_no_figure() {
     ]);
     let gpu = machine.sampler(None).sample();
     assert_eq!(gpu, Gpu { pci: Some(PCI.to_owned()), ..Gpu::default() });
+}
+
+#[test]
+fn busy_processors_are_counted_between_samples() {
+    let stat = |user: u64, system: u64| {
+        format!("42 (a (b) c) S 1 42 42 0 -1 4194304 900 0 0 0 {user} {system} 0 0 20 0 9 0 100 1 1\n")
+    };
+    assert_eq!(ticks(&stat(70, 30)), Some(100));
+    assert_eq!(ticks("42 (a) S 1"), None);
+    let machine = Machine::new(&[("proc/self/stat", &stat(70, 30))]);
+    let mut sampler = Sampler::at(machine.root.path());
+    assert_eq!(sampler.sample().host.busy_processors, None);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    machine.write("proc/self/stat", &stat(72, 30));
+    let busy = sampler.sample().host.busy_processors.unwrap();
+    // 20 ms of work within 20 ms or a little more.
+    assert!(busy > 0.0 && busy <= 1.0, "{busy}");
+}
+
+#[test]
+fn a_small_window_is_known_without_the_cards_memory() {
+    let window = |end: &str| {
+        let machine = Machine::new(&[(
+            "CARD/resource",
+            &format!("0x0 0x0 0x0\n0x0 0x0 0x0\n0x4000000000 {end} 0x0\n"),
+        )]);
+        machine.sampler(None).sample().bar.unwrap().whole
+    };
+    assert_eq!(window("0x400fffffff"), Some(false));
+    assert_eq!(window("0x47ffffffff"), None);
+}
+
+#[test]
+fn cards_are_intels_display_controllers() {
+    let machine = Machine::new(&[
+        ("CARD/vendor", "0x8086\n"),
+        ("CARD/class", "0x030000\n"),
+        ("sys/bus/pci/devices/0000:00:1f.3/vendor", "0x8086\n"),
+        ("sys/bus/pci/devices/0000:00:1f.3/class", "0x040300\n"),
+        ("sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n"),
+        ("sys/bus/pci/devices/0000:01:00.0/class", "0x030000\n"),
+    ]);
+    assert_eq!(Sampler::at(machine.root.path()).cards(), [PCI]);
 }
 
 #[test]

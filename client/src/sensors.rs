@@ -19,10 +19,12 @@ use std::{
     time::Instant,
 };
 
-use axectl::protocol::{Bar, EngineLoad, Fan, Firmware, Frequency, Gpu, Host, Power, Temperature, Vram};
+use crate::protocol::{Bar, EngineLoad, Fan, Firmware, Frequency, Gpu, Host, Power, Temperature, Vram};
 
 /// The first GuC firmware without the engine resets under sustained load.
 const GOOD_GUC: [u64; 3] = [70, 65, 0];
+/// The window of a card without resizable BAR.
+const SMALL_BAR: u64 = 256 << 20;
 /// Intel's cards show their memory in the third base address register.
 const MEMORY_BAR: usize = 2;
 
@@ -47,6 +49,8 @@ struct Counters {
     at: Instant,
     energy_uj: Option<u64>,
     engines: BTreeMap<String, Engine>,
+    /// Time on processors, in hundredths of a second.
+    ticks: Option<u64>,
 }
 
 impl Sampler {
@@ -71,18 +75,43 @@ impl Sampler {
     /// Reads everything that can be read now. Rates cover the time since the sample before; the first sample has
     /// none ([`Gpu::lacks_rates`]).
     pub fn sample(&mut self) -> Gpu {
+        let mut now = Counters {
+            at: Instant::now(),
+            energy_uj: None,
+            engines: BTreeMap::new(),
+            ticks: text(&self.root.join("proc/self/stat")).and_then(|stat| ticks(&stat)),
+        };
         let mut gpu = Gpu {
             kernel: text(&self.root.join("proc/sys/kernel/osrelease")),
             host: self.host(),
             ..Gpu::default()
         };
         if let Some(pci) = self.pci.clone() {
-            self.card(&pci, &mut gpu);
+            self.card(&pci, &mut gpu, &mut now);
         }
+        gpu.host.busy_processors = self.before.as_ref().and_then(|before| {
+            let seconds = (now.at - before.at).as_secs_f64();
+            let busy = now.ticks?.checked_sub(before.ticks?)? as f64 / 100.0;
+            (seconds > 0.0).then(|| busy / seconds)
+        });
+        self.before = Some(now);
         gpu
     }
 
-    fn card(&mut self, pci: &str, gpu: &mut Gpu) {
+    /// Addresses of Intel's graphics cards, whatever drives them, sorted.
+    pub fn cards(&self) -> Vec<String> {
+        entries(&self.root.join("sys/bus/pci/devices"))
+            .into_iter()
+            .filter(|device| {
+                let word = |name: &str| text(&device.join(name)).unwrap_or_default();
+                // Display controllers: VGA, 3D and others.
+                word("vendor") == "0x8086" && word("class").starts_with("0x03")
+            })
+            .filter_map(|device| Some(device.file_name()?.to_str()?.to_owned()))
+            .collect()
+    }
+
+    fn card(&self, pci: &str, gpu: &mut Gpu, now: &mut Counters) {
         let card = self.root.join("sys/bus/pci/devices").join(pci);
         gpu.pci = Some(pci.to_owned());
         gpu.driver = fs::read_link(card.join("driver"))
@@ -114,7 +143,8 @@ impl Sampler {
         let energy_uj = hwmon.as_deref().and_then(|hwmon| {
             ["energy1_input", "energy2_input"].iter().find_map(|name| number(&hwmon.join(name)))
         });
-        let now = Counters { at: Instant::now(), energy_uj, engines: engines(&clients) };
+        now.energy_uj = energy_uj;
+        now.engines = engines(&clients);
         gpu.engines = now
             .engines
             .iter()
@@ -143,8 +173,6 @@ impl Sampler {
             gpu.temperatures = temperatures(&hwmon);
             gpu.fans = fans(&hwmon);
         }
-        self.before = Some(now);
-
         gpu.bar = bar(&card, self.vram_bytes);
         gpu.warnings = warnings(gpu);
     }
@@ -201,7 +229,18 @@ impl Sampler {
             rss_anon_bytes: kibibytes(&status, "RssAnon"),
             load,
             cpu_celsius: self.cpu_celsius(),
+            cpu_mhz: self.cpu_mhz(),
+            busy_processors: None,
         }
+    }
+
+    fn cpu_mhz(&self) -> Option<u64> {
+        let scaled = number(&self.root.join("sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"));
+        scaled.map(|khz| khz / 1000).or_else(|| {
+            let info = text(&self.root.join("proc/cpuinfo"))?;
+            let line = info.lines().find(|line| line.starts_with("cpu MHz"))?;
+            line.split_once(':')?.1.trim().parse::<f64>().ok().map(|mhz| mhz as u64)
+        })
     }
 
     fn cpu_celsius(&self) -> Option<f64> {
@@ -334,6 +373,13 @@ fn numbered(hwmon: &Path, kind: &str) -> Vec<String> {
     numbers.into_iter().map(|number| format!("{kind}{number}")).collect()
 }
 
+/// Time on processors from `/proc/self/stat`, in the kernel's hundredths of a second: user and system. The program's
+/// name, in brackets, may hold blanks.
+fn ticks(stat: &str) -> Option<u64> {
+    let mut numbers = stat.rsplit_once(')')?.1.split_whitespace().skip(11).map(str::parse::<u64>);
+    numbers.next()?.ok()?.checked_add(numbers.next()?.ok()?)
+}
+
 fn bar(card: &Path, vram_bytes: Option<u64>) -> Option<Bar> {
     let resource = text(&card.join("resource"))?;
     let mut range = resource
@@ -345,7 +391,10 @@ fn bar(card: &Path, vram_bytes: Option<u64>) -> Option<Bar> {
     let size_bytes = end.checked_sub(start)?.checked_add(1).filter(|_| end > 0)?;
     // OpenCL keeps some of the memory back, so what it tells is a little less than what the card has; without
     // resizable BAR the window has 256 MiB, far less than any card's memory.
-    let whole = vram_bytes.map(|vram| size_bytes >= vram);
+    let whole = match vram_bytes {
+        Some(vram) => Some(size_bytes >= vram),
+        None => (size_bytes <= SMALL_BAR).then_some(false),
+    };
     Some(Bar { size_bytes, whole })
 }
 
