@@ -243,6 +243,8 @@ pub struct DeviceConfig {
     pub threads: Option<usize>,
     /// Use the matrix unit of the host's processor where a model's kernels can.
     pub matrix_unit: bool,
+    /// Make one launch of a causal model's pass of a few rows where the device can.
+    pub join_launches: bool,
     /// Time every kernel (costs a few per cent).
     pub profiling: bool,
     /// Longest time of one pass; a device that takes longer counts as lost.
@@ -530,6 +532,7 @@ fn read_device(s: &mut Sources, places: &Places) -> Result<DeviceConfig, ConfigE
         },
         threads: nonzero(s.integer("device.threads", 0, 0, 4096)?),
         matrix_unit: s.any("device.matrix_unit", true)?,
+        join_launches: s.any("device.join_launches", true)?,
         profiling: s.any("device.profiling", false)?,
         pass_timeout: at_least(s, "device.pass_timeout_s", Duration::from_secs(120), 0.05)?,
         max_faults: size(s.integer("device.max_faults", 3, 0, 1000)?),

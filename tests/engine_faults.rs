@@ -255,19 +255,19 @@ async fn faults_of_a_real_device_cost_one_request_each_and_are_counted() {
     let (status, expected) = daemon.complete(20).await;
     assert_eq!(status, 200, "{expected}");
 
-    daemon.order("error 30");
+    daemon.order("error 5");
     let (status, body) = daemon.complete(20).await;
     assert_eq!((status, &body["error"]["code"]), (500, &"generation_failed".into()));
     assert!(body["error"]["message"].as_str().unwrap().contains("CL_OUT_OF_RESOURCES"), "{body}");
     assert_eq!(daemon.complete(20).await.1["choices"], expected["choices"], "after a lost device");
 
-    daemon.order("panic 30");
+    daemon.order("panic 5");
     let (status, body) = daemon.complete(20).await;
     assert_eq!(status, 500, "{body}");
     assert!(body["error"]["message"].as_str().unwrap().contains("a fault to order"), "{body}");
     assert_eq!(daemon.complete(20).await.1["choices"], expected["choices"], "after a panic");
 
-    daemon.order("hang 30 8");
+    daemon.order("hang 5 8");
     let begun = Instant::now();
     let (status, body) = daemon.complete(20).await;
     assert_eq!(status, 500, "{body}");
@@ -299,7 +299,7 @@ async fn faults_of_a_real_device_cost_one_request_each_and_are_counted() {
     body["stream"] = true.into();
     let stream = daemon.post("/v1/completions", &body).await;
     assert_eq!(stream.status(), 200);
-    daemon.order("error 30");
+    daemon.order("error 5");
     let text = stream.text().await.unwrap();
     let last = text.trim_end().rsplit("\n\n").next().unwrap().strip_prefix("data: ").unwrap();
     let error: Value = serde_json::from_str(last).unwrap();

@@ -376,7 +376,7 @@ async fn faults_after_a_reload_rebuild_the_model_that_serves() {
     daemon.configure(&model, "");
     assert!(daemon.reload().await.unwrap().model.is_some());
     let (_, expected) = daemon.complete(12).await;
-    daemon.order("error 20");
+    daemon.order("error 5");
     assert_eq!(daemon.complete(12).await.0, 500);
     let (status, body) = daemon.complete(12).await;
     assert_eq!((status, &body["choices"]), (200, &expected["choices"]));

@@ -260,11 +260,10 @@ impl Device {
 /// What a prepared launch keeps for an argument.
 enum Held {
     Nothing,
-    Value,
-    Memory {
-        /// Never read, only kept: a kernel object does not keep its buffers alive.
-        _buffer: Buffer,
-    },
+    /// A number, or a size of local memory.
+    Value(Arg<'static>),
+    /// Kept, since a kernel object does not keep its buffers alive.
+    Memory(Buffer),
 }
 
 /// A kernel with arguments and sizes that stay from run to run, for [`Device::enqueue`]; it keeps its buffers alive.
@@ -324,8 +323,13 @@ impl Launch {
         set_arg(&self.object, &self.kernel.inner, index, arg)?;
         if let Some(held) = self.args.get_mut(index) {
             *held = match arg {
-                Arg::Buffer(buffer) => Held::Memory { _buffer: buffer.clone() },
-                _ => Held::Value,
+                Arg::Buffer(buffer) => Held::Memory(buffer.clone()),
+                Arg::I32(value) => Held::Value(Arg::I32(value)),
+                Arg::U32(value) => Held::Value(Arg::U32(value)),
+                Arg::I64(value) => Held::Value(Arg::I64(value)),
+                Arg::U64(value) => Held::Value(Arg::U64(value)),
+                Arg::F32(value) => Held::Value(Arg::F32(value)),
+                Arg::Local(bytes) => Held::Value(Arg::Local(bytes)),
             };
         }
         Ok(())
@@ -349,6 +353,21 @@ impl Launch {
     pub fn resize(&mut self, global: &[usize], local: Option<&[usize]>) -> Result<(), DeviceError> {
         self.size = WorkSize::new(&self.kernel.inner, global, local)?;
         Ok(())
+    }
+
+    /// Its arguments, in order; none for one that has no value yet.
+    pub fn args(&self) -> impl Iterator<Item = Option<Arg<'_>>> {
+        self.args.iter().map(|held| match held {
+            Held::Nothing => None,
+            Held::Value(value) => Some(*value),
+            Held::Memory(buffer) => Some(Arg::Buffer(buffer)),
+        })
+    }
+
+    /// Its work-items along each dimension, 1 for those it does not have; none where several of them are in a work-group,
+    /// or may be.
+    pub fn single_items(&self) -> Option<[usize; 3]> {
+        (self.size.local == Some([1; 3])).then_some(self.size.global)
     }
 
     /// The kernel it runs.

@@ -165,6 +165,11 @@ impl Buffer {
         }
     }
 
+    /// True if the other one is a handle to the same buffer.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// True if it is a view of host memory that no kernel may write.
     pub fn is_read_only(&self) -> bool {
         match &self.inner.access {

@@ -14,7 +14,7 @@ use super::fields::{Fields, wrong};
 use super::generation::{Asked, Generation};
 use super::messages;
 use super::reply::{Dialect, answer};
-use super::tools::Tools;
+use super::tools::{Choice, Tools};
 use super::turn::Turn;
 use crate::engine::Model;
 use crate::text::calls::Calling;
@@ -55,8 +55,15 @@ pub(super) async fn prepare(app: &App, turn: Turn, mut fields: Fields) -> Result
     let model = model(app)?;
     let mut generation = asked.of(app, &model).await?;
     set_thinking(&model, effort, &mut extra)?;
-    let begun = tools.begun(&model, &mut extra)?;
     let calling = tools.calling(&model)?;
+    let begun = tools.begun(&model, &mut extra)?;
+    if tools.choice != Choice::Auto && generation.sampling.constraint.is_some() {
+        let why = "a call is forced, and another form of the reply is asked for; send one of them";
+        return Err(ApiError::unsupported("tool_choice", why));
+    }
+    if let Some(form) = tools.form(&model).await? {
+        generation.sampling.constraint = Some(form);
+    }
     let input = ChatInput {
         messages,
         tools: calling.as_ref().map(|_| Value::Array(tools.list)),

@@ -1,14 +1,18 @@
 //! Calls that a request forces.
 //!
-//! A model that denoises has its call begun for it: the beginning, up to the arguments, is put behind the prompt and
+//! A causal model is held to a grammar of calls. A model that denoises has its call begun for it: the beginning, up to the arguments, is put behind the prompt and
 //! counts as the reply's. That fixes which tool is called, so one must be named, or be the only one.
+
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
 use super::chat::ENABLE_THINKING;
+use super::constrained::compile;
 use super::error::ApiError;
 use super::tools::{Choice, Tools};
-use crate::engine::Model;
+use crate::decode::{Constraint, Format};
+use crate::engine::{Model, ModelKind};
 use crate::text::calls::{self, Calling};
 use crate::text::{Specials, Tokenizer};
 
@@ -33,12 +37,33 @@ impl Tools {
         Ok(Some(Calling { syntax: template.syntax(), tools: self.names.as_slice().into(), one, begun: 0 }))
     }
 
+    /// What the reply of a causal model is held to, if the request forces a call.
+    pub(super) async fn form(&self, model: &Arc<Model>) -> Result<Option<Constraint>, ApiError> {
+        let forced: Vec<Value> = match &self.choice {
+            Choice::Auto => return Ok(None),
+            Choice::Required => self.list.clone(),
+            Choice::Named(name) => {
+                let named = self.list.iter().zip(&self.names).filter(|(_, other)| *other == name);
+                named.map(|(tool, _)| tool.clone()).collect()
+            }
+        };
+        let Some(template) = model.template.as_ref().filter(|_| model.kind == ModelKind::Causal) else {
+            return Ok(None);
+        };
+        let several = !self.one && self.choice == Choice::Required;
+        let text = calls::grammar(template.syntax(), &forced, several, &model.tokenizer);
+        compile(model, Format::Lark(text), "tool_choice", true).await.map(Some)
+    }
+
     /// The beginning of the call that the request forces, if it forces one. Thinking is switched off with it.
     pub(super) fn begun(
         &self,
         model: &Model,
         extra: &mut Map<String, Value>,
     ) -> Result<Option<Begun>, ApiError> {
+        if model.kind == ModelKind::Causal {
+            return Ok(None);
+        }
         let name = match (&self.choice, self.names.as_slice()) {
             (Choice::Auto, _) => return Ok(None),
             (Choice::Named(name), _) | (Choice::Required, [name]) => name,

@@ -30,6 +30,12 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
     let mut model =
         Causal::load(opened.device.clone(), Arc::clone(gguf), &options, &mut |share| load.preparing(share))?;
     model.limit_choices(opened.tokenizer.vocab_size());
+    if model.joining_failed() {
+        load.board.warn(
+            "passes as one launch failed their self-test and stay many launches (see the log): slower"
+                .to_owned(),
+        );
+    }
     let blocks = load.config.decode;
     let costs = match blocks.size {
         BlockSize::Auto => costs(load, gguf, &mut model)?,
@@ -79,7 +85,13 @@ fn options(config: &Config, shape: Shape) -> LoadOptions {
         },
         cache: config.device.kv_cache,
         cache_dir: cache_dir(&config.device),
+        join: joins(config),
     }
+}
+
+/// Whether narrow passes may be one launch: not where each kernel is to be timed.
+fn joins(config: &Config) -> bool {
+    config.device.join_launches && !config.device.profiling
 }
 
 /// What passes of the model cost at each width, from the cache folder or by timing some.
@@ -92,13 +104,14 @@ fn costs(load: &super::Load<'_>, gguf: &Gguf, model: &mut Causal) -> Result<Cost
 /// What the cost of passes depends on.
 fn cost_key(config: &Config, gguf: &Gguf, info: &DeviceInfo) -> String {
     format!(
-        "{} {} {} {}, {} of {} compute units, axe {}",
+        "{} {} {} {}, {} of {} compute units, {}, axe {}",
         gguf.identity(),
         config.device.kv_cache,
         info.name,
         info.driver_version,
         config.device.threads.map_or("all".to_owned(), |threads| threads.to_string()),
         info.compute_units,
+        if joins(config) { "joined" } else { "launches" },
         env!("CARGO_PKG_VERSION"),
     )
 }

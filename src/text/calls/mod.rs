@@ -9,6 +9,7 @@
 mod body;
 mod framed;
 mod gemma;
+mod grammar;
 mod lexer;
 mod reader;
 #[cfg(test)]
@@ -23,6 +24,7 @@ use serde::{Serialize, Serializer};
 
 use super::Tokenizer;
 
+pub use grammar::grammar;
 pub use reader::{Reader, Segment};
 pub use write::{begun, call, declared, results};
 
