@@ -162,11 +162,11 @@ async fn a_form_without_room_is_cut() {
 async fn thoughts_stay_free() {
     let server = server(fixed(6), true).await;
     let mut thought = 0;
-    for seed in 0..10 {
+    for seed in 0..16 {
         // Thoughts of letters that come to an end; the template closes them where it is told not to think.
         let bias: Value = (b'a'..=b'z')
             .map(|byte| ((3 + u32::from(byte)).to_string(), json!(12)))
-            .chain([("260".to_owned(), json!(10)), ("261".to_owned(), json!(16))])
+            .chain([("260".to_owned(), json!(10)), ("261".to_owned(), json!(12))])
             .collect::<serde_json::Map<_, _>>()
             .into();
         let body =
@@ -177,7 +177,7 @@ async fn thoughts_stay_free() {
         assert_eq!(choice["finish_reason"], "stop", "{choice}");
         check(choice["message"]["content"].as_str().unwrap());
         thought +=
-            usize::from(choice["message"]["reasoning_content"].as_str().is_some_and(|text| text.len() > 2));
+            usize::from(choice["message"]["reasoning_content"].as_str().is_some_and(|text| text.len() > 1));
         if seed % 2 == 1 {
             assert!(choice["message"]["reasoning_content"].is_null(), "closed thoughts are not opened again");
         }
