@@ -1,14 +1,11 @@
 //! Several choices of one request: indices, seeds, usage, order, and the one place that they take in the queue.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
-
-mod stage;
 
 use std::time::Duration;
 
+use crate::stage::{CANVAS, Script, Server, Trouble, bytes, canvases, eventually, say, text_of};
 use axe::decode::choice_seed;
 use futures::StreamExt;
 use serde_json::{Value, json};
-use stage::{CANVAS, Script, Server, Trouble, bytes, canvases, eventually, say, text_of};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
