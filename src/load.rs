@@ -80,13 +80,21 @@ impl ModelLoader {
     /// # Errors
     /// No model is named, or it cannot be opened.
     pub fn new(config: Config, board: Arc<Board>) -> Result<Self, BackendError> {
+        let path = Self::path(&config)?;
+        Ok(Self { config, path, board })
+    }
+
+    /// The model that `config` names. Loading happens on another thread and later; what is missing is known at once.
+    ///
+    /// # Errors
+    /// As for [`ModelLoader::new`].
+    pub fn path(config: &Config) -> Result<PathBuf, BackendError> {
         let path = config.model.path.clone();
         let path =
             path.ok_or("no model to serve: name one with --model, AXE_MODEL or `model.path` in daemon.toml")?;
-        // Loading happens on another thread and later; a missing file is known at once.
         std::fs::File::open(&path)
             .map_err(|error| format!("cannot open the model {}: {error}", path.display()))?;
-        Ok(Self { config, path, board })
+        Ok(path)
     }
 }
 

@@ -165,6 +165,8 @@ fn serve(settings: Settings) -> Result<()> {
     let config = settings.config()?;
     // Before any thread starts: it may have to set variables that the OpenCL loader reads.
     let runtime = axe::device::runtime::locate(config.device.threads)?;
+    // Before a port is taken.
+    ModelLoader::path(&config).map_err(anyhow::Error::from_boxed)?;
     axe::daemon::run(config, Served { settings, runtime: runtime.reason.to_string() })?;
     Ok(())
 }

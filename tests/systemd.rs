@@ -10,12 +10,12 @@ fn text(name: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd").join(name)).unwrap()
 }
 
-/// Copies of the units whose program exists here, since a unit with a missing program does not verify.
+/// Copies of the units whose programs exist here, since a unit with a missing program does not verify.
 fn units() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for name in UNITS.into_iter().chain(["axed.socket"]) {
-        std::fs::write(directory.path().join(name), text(name).replace("/usr/bin/axed", "/bin/true"))
-            .unwrap();
+        let here = text(name).replace("/usr/bin/axed", "/bin/true").replace("/usr/bin/axectl", "/bin/true");
+        std::fs::write(directory.path().join(name), here).unwrap();
     }
     directory
 }
@@ -63,6 +63,7 @@ fn the_template_differs_only_in_its_places() {
             "Description",
             "ExecStart=",
             "ExecStartPre=",
+            "ExecReload=",
             "Environment",
             "RuntimeDirectory=",
             "CacheDirectory=",
