@@ -119,7 +119,7 @@ impl EngineHandle {
             let (sender, events) = mailbox(&self.shared, ticket);
             jobs.push(Job { id: request.id.clone(), events });
             let (account, others) = (account.cloned(), VecDeque::new());
-            all.push_back(Queued { ticket, request, sender, accepted, account, others });
+            all.push_back(Queued { ticket, request, sender, accepted, account, others, continues: false });
         }
         if let Some(mut first) = all.pop_front() {
             first.others = all;
@@ -166,7 +166,7 @@ impl EngineHandle {
             loading: inner.loading.clone(),
             successor: inner.succession.is_some().then(|| inner.successor.clone()).flatten(),
             queue: QueueStatus {
-                depth: inner.queue.len() + inner.door.waiting,
+                depth: inner.waiting(),
                 capacity: inner.options.queue_capacity,
                 jobs: inner
                     .queue
@@ -267,7 +267,7 @@ pub(super) fn check_room(inner: &Inner) -> Result<(), SubmitError> {
     let capacity = inner.options.queue_capacity;
     // While nothing runs, the first in the queue is about to: it does not wait.
     let about_to_run = usize::from(inner.running.is_none());
-    if inner.queue.len() + inner.door.waiting >= capacity + about_to_run {
+    if inner.waiting() >= capacity + about_to_run {
         let seconds = inner.mean_job_s.ceil().clamp(1.0, 60.0);
         return Err(SubmitError::QueueFull { capacity, retry_after: Duration::from_secs_f64(seconds) });
     }

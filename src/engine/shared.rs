@@ -27,6 +27,8 @@ pub(super) struct Queued {
     /// The other choices of the same request: each goes to the end of the queue when the one before it begins, so that
     /// whoever waits comes between them.
     pub(super) others: VecDeque<Queued>,
+    /// A choice of the same request has run before: its turn comes, but it takes nobody's place.
+    pub(super) continues: bool,
 }
 
 impl Queued {
@@ -34,6 +36,7 @@ impl Queued {
     fn next(&mut self) -> Option<Self> {
         let mut next = self.others.pop_front()?;
         next.others = std::mem::take(&mut self.others);
+        next.continues = true;
         Some(next)
     }
 
@@ -310,8 +313,9 @@ impl Shared {
         if let Some(place) = inner.queue.iter().position(|q| q.ticket == ticket) {
             left = true;
             // The other choices, if anybody listens to them, keep the place.
+            let continues = inner.queue[place].continues;
             match inner.queue[place].next() {
-                Some(next) => inner.queue[place] = next,
+                Some(next) => inner.queue[place] = Queued { continues, ..next },
                 None => drop(inner.queue.remove(place)),
             }
         } else {
@@ -326,6 +330,11 @@ impl Shared {
 }
 
 impl Inner {
+    /// Requests that wait for their first turn.
+    pub(super) fn waiting(&self) -> usize {
+        self.queue.iter().filter(|queued| !queued.continues).count() + self.door.waiting
+    }
+
     /// Empties the slot and counts how its job ended.
     pub(super) fn finished(&mut self, reason: &FinishReason, usage: Usage, stats: &Stats, decode_s: f64) {
         self.running = None;

@@ -99,7 +99,10 @@ impl Grammars {
     /// A form that is none, is not supported, takes too much, or that no reply can have.
     pub fn compile(&self, format: &Format) -> Result<Constraint, ConstraintError> {
         let grammar = match format {
-            Format::JsonSchema(schema) => TopLevelGrammar::from_json_schema(with_white_space(schema)?),
+            Format::JsonSchema(schema) => {
+                check_numbers(schema)?;
+                TopLevelGrammar::from_json_schema(with_white_space(schema)?)
+            }
             Format::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
             Format::Regex(expression) => TopLevelGrammar::from_regex(expression),
         };
@@ -146,6 +149,22 @@ fn bytes_of(word: Word) -> Vec<u8> {
         Word::Text(text) if text.len() == 1 => text,
         Word::Control(name) if !name.is_empty() && name.len() < LONGEST => [&[CONTROL], &name[..]].concat(),
         _ => Vec::new(),
+    }
+}
+
+/// Refuses numbers that the crate would round: replies would be held to another schema than was sent.
+fn check_numbers(schema: &Value) -> Result<(), ConstraintError> {
+    /// Whole numbers up to here are told apart by the crate, which has them as f64.
+    const MOST: f64 = 9_007_199_254_740_991.0;
+    match schema {
+        Value::Number(number) if number.as_f64().is_none_or(|value| value.abs() > MOST) => {
+            Err(ConstraintError::Refused(format!(
+                "numbers beyond ±{MOST} cannot be kept to exactly; found {number}"
+            )))
+        }
+        Value::Array(list) => list.iter().try_for_each(check_numbers),
+        Value::Object(map) => map.values().try_for_each(check_numbers),
+        _ => Ok(()),
     }
 }
 

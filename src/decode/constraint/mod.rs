@@ -101,6 +101,12 @@ fn told(error: &dyn fmt::Display) -> String {
     if text == "NoExtensionBias" {
         return "no reply can match it".to_owned();
     }
+    if text.contains("oneOf constraints are not supported") {
+        return "`oneOf` is not supported where its parts may overlap; `anyOf` is".to_owned();
+    }
+    if text.starts_with("panic") {
+        return "it cannot be compiled".to_owned();
+    }
     match text.char_indices().find(|(place, _)| *place >= MOST) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),

@@ -1,14 +1,11 @@
 //! `/v1/messages` as Anthropic's clients know it: what reaches the model, blocks, events, errors.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod stage;
-
+use crate::stage::{EOS, Script, Server, Trouble, bytes, marked, text_of};
 use axe::decode::Step;
 use serde_json::{Value, json};
-use stage::{EOS, Script, Server, Trouble, bytes, marked, text_of};
 
 const PATH: &str = "/v1/messages";
-const QWEN: &str = include_str!("fixtures/templates/qwen3.jinja");
+const QWEN: &str = include_str!("../fixtures/templates/qwen3.jinja");
 
 /// A request with the members of `more` in it.
 fn request(more: Value) -> Value {

@@ -1,12 +1,10 @@
 //! The studio's pages and its stream of drafts, over a scripted engine.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod stage;
-
+use crate::stage;
 use std::time::Duration;
 
+use crate::stage::{CANVAS, CONTEXT, Script, Server, canvases, eventually, marked};
 use serde_json::{Value, json};
-use stage::{CANVAS, CONTEXT, Script, Server, canvases, eventually, marked};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// A request with the members of `more` in it.

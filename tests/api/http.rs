@@ -1,12 +1,10 @@
 //! HTTP itself: methods, types, sizes, times, keys, compression, connections.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod stage;
-
+use crate::stage;
 use std::time::{Duration, Instant};
 
+use crate::stage::{PATIENCE, Script, Server, Stage, eventually, loaded};
 use serde_json::{Value, json};
-use stage::{PATIENCE, Script, Server, Stage, eventually, loaded};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

@@ -1,21 +1,17 @@
 //! Calls that a request forces on a causal model: whatever the model would rather write, the reply calls.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod block_support;
-mod stage;
-
+use crate::block_support::{Hashed, auto, fixed};
+use crate::stage::{self, Script, Server, Stage, config, speaker};
 use axe::decode::CausalBackend;
-use block_support::{Hashed, auto, fixed};
 use serde_json::{Value, json};
-use stage::{Script, Server, Stage, config, speaker};
 
 const CHAT: &str = "/v1/chat/completions";
 
-const QWEN: &str = include_str!("fixtures/templates/qwen3.jinja");
-const GEMMA: &str = include_str!("fixtures/templates/gemma4-like.jinja");
-const LLAMA: &str = include_str!("fixtures/templates/llama-like.jinja");
-const MISTRAL: &str = include_str!("fixtures/templates/mistral-like.jinja");
-const DEEPSEEK: &str = include_str!("fixtures/templates/deepseek-v3.jinja");
+const QWEN: &str = include_str!("../fixtures/templates/qwen3.jinja");
+const GEMMA: &str = include_str!("../fixtures/templates/gemma4-like.jinja");
+const LLAMA: &str = include_str!("../fixtures/templates/llama-like.jinja");
+const MISTRAL: &str = include_str!("../fixtures/templates/mistral-like.jinja");
+const DEEPSEEK: &str = include_str!("../fixtures/templates/deepseek-v3.jinja");
 
 const TOKENS: [&str; 9] = [
     "<|tool_call>",

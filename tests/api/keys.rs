@@ -1,10 +1,7 @@
 //! API keys with names, and how much may be asked for with each.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod stage;
-
+use crate::stage::{Script, Server};
 use serde_json::{Value, json};
-use stage::{Script, Server};
 
 const CHAT: &str = "/v1/chat/completions";
 

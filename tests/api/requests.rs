@@ -1,11 +1,8 @@
 //! The OpenAI API, answers in one piece: shapes, limits, validation, models.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod stage;
-
+use crate::stage::{CONTEXT, Script, Server, Stage, Trouble, bytes, config, eventually, text_of};
 use axe::decode::{Denoising, Sampling};
 use serde_json::{Value, json};
-use stage::{CONTEXT, Script, Server, Stage, Trouble, bytes, config, eventually, text_of};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";

@@ -1,13 +1,10 @@
 //! Streamed answers: framing, chunks, usage, errors, pings, and clients that leave.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
-
-mod stage;
 
 use std::time::Duration;
 
+use crate::stage::{LOUD, PATIENCE, Script, Server, Trouble, bytes, eventually, say};
 use axe::decode::Step;
 use serde_json::{Value, json};
-use stage::{LOUD, PATIENCE, Script, Server, Trouble, bytes, eventually, say};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

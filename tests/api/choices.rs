@@ -1,14 +1,11 @@
 //! Several choices of one request: indices, seeds, usage, order, and the one place that they take in the queue.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
-
-mod stage;
 
 use std::time::Duration;
 
+use crate::stage::{CANVAS, Script, Server, Trouble, bytes, canvases, eventually, say, text_of};
 use axe::decode::choice_seed;
 use futures::StreamExt;
 use serde_json::{Value, json};
-use stage::{CANVAS, Script, Server, Trouble, bytes, canvases, eventually, say, text_of};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -128,7 +125,7 @@ async fn too_many_choices_and_comparisons_are_refused() {
 
 #[tokio::test]
 async fn choices_take_one_place_and_let_others_between_them() {
-    let server = Server::configured(Script::echo().gated(), "[server]\nqueue_capacity = 2").await;
+    let server = Server::configured(Script::echo().gated(), "[server]\nqueue_capacity = 1").await;
     let (url, client) = (server.url(TEXT), server.client.clone());
     let send = |prompt: &str, n: usize| {
         let body = json!({"prompt": prompt, "n": n});
@@ -138,10 +135,11 @@ async fn choices_take_one_place_and_let_others_between_them() {
     let depth = || server.stage.engine.status().queue.depth;
     let several = send("s", 3);
     eventually("the first choice runs", || server.stage.engine.status().running.is_some()).await;
-    eventually("the second waits", || depth() == 1).await;
+    eventually("the second waits", || server.stage.engine.status().queue.jobs.len() == 1).await;
+    assert_eq!(depth(), 0, "a request that has begun takes nobody's place");
     let other = send("o", 1);
-    eventually("another one waits", || depth() == 2).await;
-    // The queue is full now, with two requests in it.
+    eventually("another one waits", || depth() == 1).await;
+    // The queue is full now.
     let error = server.refusal(TEXT, &json!({"prompt": "late", "n": 2}), 429).await;
     assert_eq!(error["code"], "queue_full");
     assert_eq!(server.stage.engine.status().queue.jobs.len(), 2);

@@ -1,18 +1,14 @@
 //! `POST /edit`: what models are asked, that nothing outside of the selection changes, its events, its refusals.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod served;
-mod stage;
-mod support;
-
+use crate::stage;
 use std::time::Duration;
 
+use crate::served::Daemon;
+use crate::stage::{CANVAS, CONTEXT, EOS, FIM, Script, Server, bytes, canvases, eventually, say, text_of};
+use crate::support::fixture;
 use proptest::prelude::*;
 use reqwest::Method;
 use serde_json::{Value, json};
-use served::Daemon;
-use stage::{CANVAS, CONTEXT, EOS, FIM, Script, Server, bytes, canvases, eventually, say, text_of};
-use support::fixture;
 
 const EDIT: &str = "/edit";
 

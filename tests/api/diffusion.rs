@@ -1,11 +1,8 @@
 //! The OpenAI API over a model that denoises and thinks: its fields, its answers, its streams.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod stage;
-
+use crate::stage::{self, CANVAS, Script, Server, bytes, canvases, marked, text_of};
 use axe::decode::{Denoising, Sampling, Step};
 use serde_json::{Value, json};
-use stage::{CANVAS, Script, Server, bytes, canvases, marked, text_of};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";

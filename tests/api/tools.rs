@@ -1,19 +1,16 @@
 //! Tools in `/v1/chat/completions`: what templates are given, what of a reply is a call, how calls are streamed, and what
 //! a request can force.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod stage;
-
+use crate::stage::{EOS, Script, Server, Stage, bytes, canvases, config, say, speaker, text_of};
 use axe::decode::Step;
 use serde_json::{Value, json};
-use stage::{EOS, Script, Server, Stage, bytes, canvases, config, say, speaker, text_of};
 
 const CHAT: &str = "/v1/chat/completions";
 
-const QWEN: &str = include_str!("fixtures/templates/qwen3.jinja");
-const GEMMA: &str = include_str!("fixtures/templates/gemma4-like.jinja");
-const LLAMA: &str = include_str!("fixtures/templates/llama-like.jinja");
-const MISTRAL: &str = include_str!("fixtures/templates/mistral-like.jinja");
+const QWEN: &str = include_str!("../fixtures/templates/qwen3.jinja");
+const GEMMA: &str = include_str!("../fixtures/templates/gemma4-like.jinja");
+const LLAMA: &str = include_str!("../fixtures/templates/llama-like.jinja");
+const MISTRAL: &str = include_str!("../fixtures/templates/mistral-like.jinja");
 
 /// Control tokens of Gemma, the first of which is token 260.
 const GEMMA_TOKENS: [&str; 8] = [

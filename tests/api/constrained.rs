@@ -1,15 +1,12 @@
 //! Replies held to schemas, grammars and expressions, and biased, over real sockets and a real block decoder.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod block_support;
-mod stage;
-
+use crate::stage;
 use std::time::{Duration, Instant};
 
+use crate::block_support::{Hashed, auto, fixed};
+use crate::stage::{CONTEXT, EOS, Script, Server, Stage, config, loaded, thinking};
 use axe::decode::{BlockOptions, CausalBackend};
-use block_support::{Hashed, auto, fixed};
 use serde_json::{Value, json};
-use stage::{CONTEXT, EOS, Script, Server, Stage, config, loaded, thinking};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";

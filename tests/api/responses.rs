@@ -1,14 +1,11 @@
 //! `/v1/responses` as OpenAI's clients know it: items, events, what is kept (nothing).
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod stage;
-
+use crate::stage::{EOS, Script, Server, Trouble, bytes, marked, text_of};
 use axe::decode::Step;
 use serde_json::{Value, json};
-use stage::{EOS, Script, Server, Trouble, bytes, marked, text_of};
 
 const PATH: &str = "/v1/responses";
-const QWEN: &str = include_str!("fixtures/templates/qwen3.jinja");
+const QWEN: &str = include_str!("../fixtures/templates/qwen3.jinja");
 
 /// A request with the members of `more` in it.
 fn request(more: Value) -> Value {

@@ -1,15 +1,10 @@
 //! `/v1/completions` with a text behind the gap, and with its prompt repeated: over a scripted engine, and over the
 //! miniature, which knows what its training put between two texts.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod served;
-mod stage;
-mod support;
-
+use crate::served::Daemon;
+use crate::stage::{self, CANVAS, Script, Server, bytes, canvases, say};
+use crate::support::fixture;
 use serde_json::{Value, json};
-use served::Daemon;
-use stage::{CANVAS, Script, Server, bytes, canvases, say};
-use support::fixture;
 
 const TEXT: &str = "/v1/completions";
 

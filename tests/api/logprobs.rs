@@ -1,15 +1,11 @@
 //! Log-probabilities as each API tells them: values, shapes, streams, and what of a reply they are told of.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod block_support;
-mod stage;
-
+use crate::block_support::{Hashed, auto, fixed};
+use crate::stage::{self, CONTEXT, EOS, Script, Server, Stage, bytes, config, loaded, thinking};
 use axe::decode::block::BlockModel;
 use axe::decode::{BlockOptions, CausalBackend};
 use axe::model::Logits;
-use block_support::{Hashed, auto, fixed};
 use serde_json::{Value, json};
-use stage::{CONTEXT, EOS, Script, Server, Stage, bytes, config, loaded, thinking};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";

@@ -1,10 +1,7 @@
 //! Texts to tokens and back over HTTP, in llama.cpp's words and in vLLM's.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod stage;
-
+use crate::stage::{CONTEXT, EOS, OPEN, Script, Server, bytes};
 use serde_json::{Value, json};
-use stage::{CONTEXT, EOS, OPEN, Script, Server, bytes};
 
 const TOKENIZE: &str = "/tokenize";
 const DETOKENIZE: &str = "/detokenize";
