@@ -259,7 +259,8 @@ impl Device {
         if asked > limit {
             return Err(DeviceError::TooLarge { purpose, asked, limit });
         }
-        if used.checked_add(asked).is_none_or(|total| total > budget) {
+        let counts = purpose != Purpose::Arguments;
+        if counts && used.checked_add(asked).is_none_or(|total| total > budget) {
             return Err(DeviceError::OverBudget { purpose, asked, used, budget });
         }
         Ok(())

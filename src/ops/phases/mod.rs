@@ -172,9 +172,9 @@ impl Joiner {
         for ((_, places), address) in buffers.iter().zip(self.addresses(device, &buffers)?) {
             places.iter().for_each(|&place| table[place] = address);
         }
-        let on_device = device.alloc(Purpose::Scratch, table.len() * 8)?;
+        let on_device = device.alloc(Purpose::Arguments, table.len() * 8)?;
         device.write(&on_device, 0, bytemuck::cast_slice(&table))?;
-        let word = device.alloc(Purpose::Scratch, APART)?;
+        let word = device.alloc(Purpose::Arguments, APART)?;
         device.fill(&word, 0)?;
         let launch = Launch::with_args(
             &self.program.kernel("run_phases")?,
@@ -248,7 +248,7 @@ impl Joiner {
         if addresses.is_empty() {
             return Ok(addresses);
         }
-        let found = device.alloc(Purpose::Scratch, 8 * addresses.len())?;
+        let found = device.alloc(Purpose::Arguments, 8 * addresses.len())?;
         let kernel = self.program.kernel("address_of")?;
         for (at, (buffer, _)) in buffers.iter().enumerate() {
             let args = [Arg::Buffer(buffer), Arg::Buffer(&found), Arg::I32(at as i32)];
