@@ -283,10 +283,10 @@ fn what_cannot_be_is_refused_before_the_model_is_loaded() {
     }
     fails(&["-m", causal, "-p", "a", "--system", "b"], 1, "no chat template");
     let long = "a ".repeat(200);
-    fails(&["-m", causal, "-p", &long, "-c", "64", "--raw"], 1, "the context holds 64");
+    fails(&["-m", causal, "-p", &long, "-c", "64", "--raw"], 1, "context size of 64");
     // In a conversation a message that does not fit is no end, but through a pipe a failure.
     let (code, out, err) = talk(&["-m", causal, "-c", "64", "--raw", "-n", "2"], &format!("{long}\na\n"));
     assert_eq!(code, 1, "{err}");
-    assert!(err.contains("the context holds 64") && err.contains("1 of the messages got no answer"), "{err}");
+    assert!(err.contains("context size of 64") && err.contains("1 of the messages got no answer"), "{err}");
     assert!(!out.is_empty());
 }
