@@ -6,6 +6,7 @@ mod support;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -220,12 +221,20 @@ fn ctrl_c_stops_the_answer_and_then_ends() {
             break;
         }
     };
+    let mut output = child.stdout.take().unwrap();
+    let (send, pieces) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut piece = [0; 4096];
+        while output.read(&mut piece).is_ok_and(|bytes| bytes > 0) && send.send(()).is_ok() {}
+    });
     for _ in 0..2 {
         input.write_all(b"a\n").unwrap();
-        child.stdout.as_mut().unwrap().read_exact(&mut [0; 8]).unwrap();
+        pieces.recv().unwrap();
         interrupt(&child);
         until("; ended: cancelled");
         until("seed ");
+        // What is still on its way belongs to this answer, not to the next.
+        while pieces.recv_timeout(Duration::from_millis(200)).is_ok() {}
     }
     interrupt(&child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
