@@ -16,6 +16,7 @@ mod peak;
 mod rows;
 mod self_test;
 mod stream;
+mod xmx;
 
 pub use attention::{
     ATTENTION_START, Attention, Cache, CacheKind, MOST_HEAD_SIZE, Pairing, ROTATE_START, Rotation,
@@ -41,6 +42,7 @@ pub use self_test::{
     self_test_products, self_test_router, self_test_stream,
 };
 pub use stream::{Join, Parts, cap_reference, gate_reference, join_reference, mix_reference};
+pub use xmx::{Xmx, XmxExpected, XmxProgram, XmxRows, xmx_arrange, xmx_programs, xmx_slices, xmx_takes};
 
 /// Values by which activation rows are padded: the widest block of a weight format.
 pub const STRIDE_MULTIPLE: usize = 256;
