@@ -12,11 +12,15 @@
 #define SUB_GROUP __attribute__((intel_reqd_sub_group_size(16)))
 #define GROUP 32 // columns of a weight row that share a scale in most formats
 
+// SPECIALISED functions are compiled anew for each number they are called with, and their loops unrolled, where that makes
+// registers of arrays. An emulation that is unrolled and copied takes a CPU's compiler minutes.
 #ifdef cl_intel_subgroup_matrix_multiply_accumulate
 #define HAS_MATRIX_ENGINE
 #define UNROLL _Pragma("unroll")
+#define SPECIALISED __attribute__((always_inline)) inline
 #else
-#define UNROLL _Pragma("unroll 1") // unrolled emulation takes a CPU's compiler minutes
+#define UNROLL _Pragma("unroll 1")
+#define SPECIALISED __attribute__((noinline))
 #endif
 #if defined(HAS_MATRIX_ENGINE) && !defined(XMX_PLAIN)
 #define HAS_ASSEMBLY
@@ -30,8 +34,9 @@
 inline float8 multiply_add(ushort8 a, int8 b, float8 c) {
     return intel_sub_group_f16_f16_matrix_mad_k16(as_short8(a), b, c);
 }
-// The vendor's own exponential is exact to f32's last bits on the GPU, and to 16 bits on CPUs.
+// The vendor's own functions are exact to f32's last bits on the GPU, and to 16 bits on CPUs.
 #define EXP(x) native_exp(x)
+#define LOG(x) native_log(x)
 #else
 inline float8 multiply_add(ushort8 a, int8 b, float8 c) {
     float rows[8], sums[8];
@@ -49,6 +54,7 @@ inline float8 multiply_add(ushort8 a, int8 b, float8 c) {
     return vload8(0, sums);
 }
 #define EXP(x) exp(x)
+#define LOG(x) log(x)
 #endif
 
 // A matrix of f16 in memory, for loads of blocks: `rows` rows of `columns`, `stride` values apart. What lies outside reads

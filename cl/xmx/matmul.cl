@@ -13,12 +13,12 @@ inline uint slice_begin(uint slice, uint slices, uint spans) { return slice * sp
     SUB_GROUP __attribute__((reqd_work_group_size(LANES * TEAM, 1, 1))) kernel void narrow_##N(                       \
         global const uchar* weights, global const ushort* x, global const float* sums, global const float* factors,   \
         global const float* other, global float* y, int finish, int y_at, int spans, int tile_bytes, int pairs,       \
-        int rows, int x_stride, int sums_stride, int stride, int slices, int shared_scales) {                         \
+        int rows, int x_stride, int sums_stride, int stride, int slices, int shared_scales, ulong plane) {                         \
         local float parts[TEAM * N * 8 * 32];                                                                         \
         const int team = get_sub_group_id(), lane = get_sub_group_local_id();                                         \
         const int slice = team % slices, pair = get_group_id(0) * (TEAM / slices) + team / slices;                    \
         const int row = get_group_id(1) * (8 * N);                                                                    \
-        const Rows input = {{x, x_stride, rows, x_stride}, sums, sums_stride};                                        \
+        const Rows input = {{x, x_stride, rows, x_stride}, plane, sums, sums_stride};                                        \
         local float* mine = parts + team * (N * 8 * 32) + lane;                                                       \
         if (pair < pairs) {                                                                                           \
             float8 c0[N], c1[N];                                                                                      \
@@ -62,12 +62,12 @@ NARROW(4)
 SUB_GROUP __attribute__((reqd_work_group_size(LANES * TEAM_ROWS * TEAM_PAIRS, 1, 1))) kernel void
 wide(global const uchar* weights, global const ushort* x, global const float* sums, global const float* factors,
      global const float* other, global float* y, int finish, int y_at, int spans, int tile_bytes, int pairs, int rows,
-     int x_stride, int sums_stride, int stride, int slices, int shared_scales) {
+     int x_stride, int sums_stride, int stride, int slices, int shared_scales, ulong plane) {
     const int team = get_sub_group_id();
     const int pair = get_group_id(1) * TEAM_PAIRS + team % TEAM_PAIRS;
     const int row = (get_group_id(0) * TEAM_ROWS + team / TEAM_PAIRS) * 32;
     if (pair >= pairs || row >= rows) return;
-    const Rows input = {{x, x_stride, rows, x_stride}, sums, sums_stride};
+    const Rows input = {{x, x_stride, rows, x_stride}, plane, sums, sums_stride};
     float8 total0[4], total1[4];
     UNROLL for (int m = 0; m < 4; m++) total0[m] = total1[m] = 0.0f;
 #pragma unroll 1

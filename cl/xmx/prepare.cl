@@ -2,8 +2,8 @@
 //
 // Each row is first multiplied by the power of two that brings its largest number to 2^14 or a little above, so that none
 // overflows and small ones keep their bits; the inverse power is the row's factor, which products are multiplied by in the
-// end. Both are exact. What is lost is half a bit in the eleventh of each number. Sums over each 32 columns are of the
-// rounded numbers.
+// end. Both are exact. A row is one term of f16, which loses what is behind eleven bits of each number, or two, whose sum has
+// 22. Sums over each 32 columns are of the rounded numbers.
 
 #define ADD_BRANCH 1
 #define NORM 2
@@ -35,13 +35,14 @@ inline float lanes_at(global const float* from) { return as_float(intel_sub_grou
 inline float power_of_two(int exponent) { return as_float((exponent + 127) << 23); }
 
 // One row: x, branch and new_row are its first values. The row goes to `copies` places, which `places` names, or, where that
-// is 0, to its own. h: f16 [places][h_stride], sums: f32 [h_stride / 32][sums_stride], factors: f32 [places].
+// is 0, to its own. h: f16 [places][h_stride], `plane` values from
+// term to term, sums: f32 [h_stride / 32][sums_stride], factors: f32 [places].
 // line: local f32 [h_stride]. Global size: rows x 256.
 SUB_GROUP __attribute__((reqd_work_group_size(LANES * TEAM, 1, 1))) kernel void
 prepare(global const float* x, global const float* branch, global const float* branch_weight,
         global const float* norm_weight, global float* new_rows, global const int* places, global ushort* h,
         global float* sums, global float* factors, int flags, int n, int x_at, int x_stride, int h_stride,
-        int sums_stride, int copies, float epsilon, local float* line) {
+        int sums_stride, int copies, int terms, ulong plane, float epsilon, local float* line) {
     local float parts[TEAM];
     const int row = get_group_id(0), team = get_sub_group_id(), lane = get_sub_group_local_id();
     const int tiles = h_stride / LANES;
@@ -79,14 +80,18 @@ prepare(global const float* x, global const float* branch, global const float* b
     const int exponent = clamp((int)(as_uint(largest) >> 23) - 127, -100, 127);
     const float up = power_of_two(14 - exponent);
     for (int g = team; g < tiles / 2; g += TEAM) {
-        const half first = convert_half(line[g * GROUP + lane] * up);
-        const half second = convert_half(line[g * GROUP + LANES + lane] * up);
-        const float sum = sub_group_reduce_add(convert_float(first) + convert_float(second));
+        // Two terms, the second what the first leaves; with one, the second is not stored.
+        const float2 exact = (float2)(line[g * GROUP + lane], line[g * GROUP + LANES + lane]) * up;
+        const half2 first = convert_half2(exact);
+        const half2 second = convert_half2(exact - convert_float2(first));
+        float2 kept = convert_float2(first);
+        if (terms > 1) kept += convert_float2(second);
+        const float sum = sub_group_reduce_add(kept.x + kept.y);
         for (int c = 0; c < max(copies, 1); c++) {
             const int place = copies > 0 ? places[row * copies + c] : row;
             global ushort* to = h + (size_t)place * h_stride + g * GROUP;
-            intel_sub_group_block_write_us(to, as_ushort(first));
-            intel_sub_group_block_write_us(to + LANES, as_ushort(second));
+            intel_sub_group_block_write_us2(to, as_ushort2(first));
+            if (terms > 1) intel_sub_group_block_write_us2(to + plane, as_ushort2(second));
             if (lane == 0) {
                 sums[(size_t)g * sums_stride + place] = sum;
                 if (g == 0) factors[place] = power_of_two(exponent - 14);

@@ -33,6 +33,7 @@ install_ocloc() {
     say "Installing Intel's offline compiler into ${AXE_OCLOC_DIR#"$AXE_ROOT"/} (75 MB to fetch, once)"
     rm -rf "$new"
     if ! fetch_ocloc "$new" "$mirror" "$suite" >"$log" 2>&1; then
+        rm -rf "$new"
         tail -n 5 "$log" >&2
         warn "Intel's offline compiler could not be fetched from Debian's suite '$suite' (whole log: $log)"
         return 1

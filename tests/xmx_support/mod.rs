@@ -2,11 +2,11 @@
 #![allow(dead_code)] // each test file uses its part
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-use axe::device::{Device, Purpose};
-use axe::ops::{Format, Matrix, Xmx, xmx_arrange};
+use axe::device::{Device, Launch, Purpose};
+use axe::ops::{Format, Matrix, Xmx, XmxRows, XmxTerms, xmx_arrange};
 use half::f16;
 
-use crate::ops_support::{Bounded, DENORMAL, ULP, Weights};
+use crate::ops_support::{Bounded, DENORMAL, POISON, ULP, Weights};
 
 /// All formats that the family takes.
 pub const FORMATS: [Format; 7] =
@@ -24,15 +24,27 @@ pub fn bench() -> Option<Bench> {
     let xmx = Xmx::new(&device).unwrap();
     if xmx.is_none() {
         println!("no sub-groups with loads of blocks here: the xmx family cannot run");
-        assert!(
-            std::env::var("AXE_TEST_PLATFORM").is_ok_and(|platform| platform != "intel"),
-            "Intel's runtime has them"
-        );
+        assert_ne!(std::env::var("AXE_TEST_PLATFORM").as_deref(), Ok("intel"), "Intel's runtime has them");
     }
     Some(Bench { device, xmx: xmx? })
 }
 
 impl Bench {
+    /// Room for rows, full of NaN.
+    pub fn rows(&self, rows: usize, columns: usize, terms: XmxTerms) -> XmxRows {
+        let room = XmxRows::new(&self.device, rows, columns, terms).unwrap();
+        for buffer in room.buffers() {
+            self.device.fill(buffer, POISON).unwrap();
+        }
+        room
+    }
+
+    pub fn run(&self, launches: impl IntoIterator<Item = Launch>) {
+        for launch in launches {
+            self.device.enqueue(&launch).unwrap();
+        }
+    }
+
     /// A matrix of repacked tiles, put in the family's order.
     pub fn matrix(&self, format: Format, tiles: &[u8], rows: usize, columns: usize) -> Matrix {
         let mut tiles = tiles.to_vec();
@@ -43,12 +55,17 @@ impl Bench {
     }
 }
 
-/// A row as `prepare` rounds it: f16 after scaling by a power of two, and scaled back.
-pub fn round_row(row: &[f64]) -> Vec<f64> {
+/// A row as `prepare` rounds it: terms of f16 after scaling by a power of two, added up and scaled back.
+pub fn round_row(row: &[f64], terms: XmxTerms) -> Vec<f64> {
     let largest = row.iter().fold(0f32, |largest, &x| largest.max((x as f32).abs()));
     let exponent = ((largest.to_bits() >> 23) as i32 - 127).clamp(-100, 127);
     let up = 2f64.powi(14 - exponent);
-    row.iter().map(|&x| f16::from_f32((f64::from(x as f32) * up) as f32).to_f64() / up).collect()
+    let round = |x: f64| f16::from_f32(x as f32).to_f64();
+    let rounded = |x: f64| match terms {
+        XmxTerms::One => round(x),
+        XmxTerms::Two => round(x) + round(x - round(x)),
+    };
+    row.iter().map(|&x| rounded(f64::from(x as f32) * up) / up).collect()
 }
 
 /// Output `n` of a rounded row, and how far f32 may be off; `slack`: how far a rounded activation may be.
@@ -74,9 +91,9 @@ pub fn product(
             if matches!(format, Format::Bf16) {
                 off += 2f64.powi(-25) * x.abs();
             }
-            off += slack * value.abs() * largest_x * 2f64.powi(-20);
+            // A branch may cancel most of a number, and leave the error of what it was.
+            off += slack.min(2f64.powi(-20)) * value.abs() * largest_x;
         }
     }
-    // The least f16 of the row's scale, where it was rounded the other way.
     (sum, off + DENORMAL * columns as f64)
 }

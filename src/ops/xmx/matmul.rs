@@ -1,12 +1,13 @@
 //! Products of rows with one matrix.
 
 use super::arrange::xmx_takes;
+use super::cost::XmxWork;
 use super::kernels::Xmx;
 use super::programs::Which;
-use super::rows::XmxRows;
+use super::rows::{XmxRows, XmxTerms};
 use crate::device::{Arg, Device, Launch};
 use crate::ops::check::{check, holds_floats, int};
-use crate::ops::{Finish, Format, Matrix, OpsError, Output, ROW_MULTIPLE};
+use crate::ops::{Finish, Format, Matrix, OpsError, Output, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
 
 /// Work-items of a sub-group; `LANES` in `cl/xmx/device.h`.
 pub(super) const LANES: usize = 16;
@@ -32,6 +33,19 @@ pub fn xmx_slices(format: Format, rows: usize, columns: usize) -> usize {
     slices
 }
 
+/// The kernel for many rows.
+const WIDE: &str = "wide";
+
+/// The kernel for so many rows, and how many of them a sub-group takes.
+fn kernel_for(rows: usize) -> (&'static str, usize) {
+    match rows {
+        ..=8 => ("narrow_1", 8),
+        ..=16 => ("narrow_2", 16),
+        ..=32 => ("narrow_4", 32),
+        _ => (WIDE, 32),
+    }
+}
+
 impl Xmx {
     /// `rows` rows through `matrix`, whose tiles [`xmx_arrange`](super::xmx_arrange) has put in order. A row's bits are the
     /// same whatever `rows` is.
@@ -54,23 +68,20 @@ impl Xmx {
         ready.hold(OP, rows, matrix.columns)?;
         let pairs = self.check_product(OP, matrix, &finish, rows, output)?;
         let slices = xmx_slices(matrix.format, matrix.rows, matrix.columns);
-        let (kernel, global, local) = if rows > 32 {
+        let (kernel, block) = kernel_for(rows);
+        let (global, local) = if kernel == WIDE {
             let teams = [rows.div_ceil(WIDE_ROWS), pairs.div_ceil(WIDE_PAIRS)];
             let items = WIDE_ROWS / 32 * WIDE_PAIRS * LANES;
-            ("wide", [teams[0] * items, teams[1]], items)
+            ([teams[0] * items, teams[1]], items)
         } else {
-            let (name, block) = match rows {
-                ..=8 => ("narrow_1", 8),
-                ..=16 => ("narrow_2", 16),
-                _ => ("narrow_4", 32),
-            };
-            (name, [pairs.div_ceil(TEAM / slices) * TEAM * LANES, rows.div_ceil(block)], TEAM * LANES)
+            let each = TEAM / slices;
+            ([pairs.div_ceil(each) * TEAM * LANES, rows.div_ceil(block)], TEAM * LANES)
         };
         let other = match &finish {
             Finish::Add(buffer) | Finish::GatedWith(_, buffer) => buffer,
             Finish::Store | Finish::Gated(_) => self.unused(),
         };
-        let which = Which::Matmul(matrix.format);
+        let which = Which::Matmul(matrix.format, ready.terms);
         Ok(Launch::with_args(
             &self.kernel(device, which, kernel)?,
             &[
@@ -91,6 +102,7 @@ impl Xmx {
                 Arg::I32(int(OP, "the output's stride", output.stride)?),
                 Arg::I32(int(OP, "slices", slices)?),
                 Arg::I32(shared_scales(which, matrix.format)),
+                Arg::U64(ready.plane()),
             ],
             &global,
             Some(&[local, 1]),
@@ -130,6 +142,32 @@ impl Xmx {
         }
         Ok(pairs)
     }
+}
+
+/// The kernel that takes `rows` rows through a matrix, and what there is to do.
+pub fn xmx_matmul_work(
+    format: Format,
+    terms: XmxTerms,
+    outputs: usize,
+    columns: usize,
+    rows: usize,
+) -> (&'static str, XmxWork) {
+    let (kernel, block) = kernel_for(rows);
+    let pairs = outputs.div_ceil(ROW_MULTIPLE);
+    let spans = format.padded_columns(columns) / 32;
+    let blocks = rows.div_ceil(block);
+    let slices = xmx_slices(format, outputs, columns);
+    // Two tiles of two steps a group, for each block of 8 rows that a sub-group takes.
+    let engine = blocks * (block / 8) * pairs * spans * 4 * terms as usize;
+    let ready = rows * round_up(columns, STRIDE_MULTIPLE) * 2 * terms as usize;
+    let work = XmxWork {
+        bytes: (format.matrix_bytes(outputs, columns) + ready + rows * pairs * ROW_MULTIPLE * 4) as u64,
+        operations: 2 * (rows * outputs * columns) as u64,
+        multiply_adds: engine as u64,
+        turns: (blocks * pairs * spans) as u64,
+        rounds: if kernel == WIDE { (blocks * pairs * slices) as u64 } else { 0 },
+    };
+    (kernel, work)
 }
 
 /// Spans that one scale of a block is for.

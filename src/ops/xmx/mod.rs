@@ -8,13 +8,21 @@
 //! No model uses the family yet.
 
 mod arrange;
+mod attention;
+mod cost;
+mod experts;
+mod head;
 mod kernels;
 mod matmul;
 mod programs;
 mod rows;
 
 pub use arrange::{xmx_arrange, xmx_takes};
+pub use attention::{XmxAttention, XmxCache, xmx_attention_work};
+pub use cost::{XmxCard, XmxLoop, XmxTime, XmxWork};
+pub use experts::xmx_expert_work;
+pub use head::{XmxHeadState, xmx_head_work};
 pub use kernels::Xmx;
-pub use matmul::xmx_slices;
+pub use matmul::{xmx_matmul_work, xmx_slices};
 pub use programs::{XmxExpected, XmxProgram, xmx_programs};
-pub use rows::XmxRows;
+pub use rows::{XmxRows, XmxTerms};

@@ -3,6 +3,8 @@
 use half::f16;
 
 use super::arrange::code_bits;
+use super::attention::HEAD_SIZES;
+use super::rows::XmxTerms;
 use crate::ops::Format;
 
 const DEVICE: &str = include_str!("../../../cl/xmx/device.h");
@@ -11,6 +13,9 @@ const PRODUCTS: &str = include_str!("../../../cl/xmx/products.h");
 const FINISH: &str = include_str!("../../../cl/xmx/finish.h");
 const PREPARE: &str = include_str!("../../../cl/xmx/prepare.cl");
 const MATMUL: &str = include_str!("../../../cl/xmx/matmul.cl");
+const EXPERTS: &str = include_str!("../../../cl/xmx/experts.cl");
+const HEAD: &str = include_str!("../../../cl/xmx/head.cl");
+const ATTENTION: &str = include_str!("../../../cl/xmx/attention.cl");
 
 /// Options of every program, on every device.
 pub(super) const OPTIONS: &str = "-cl-std=CL3.0";
@@ -28,8 +33,6 @@ pub struct XmxExpected {
     pub local: u32,
     /// Matrix instructions in its innermost loop; 0 for kernels without products.
     pub multiply_adds: u32,
-    /// Bytes of weights that the innermost loop reads; 0 for kernels without products.
-    pub weight_bytes: u32,
     /// Loads that gather from each lane's own address; blocks are one load for all lanes.
     pub scattered_loads: u32,
 }
@@ -51,7 +54,11 @@ pub struct XmxProgram {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Which {
     Prepare,
-    Matmul(Format),
+    Matmul(Format, XmxTerms),
+    Experts(Format, XmxTerms),
+    Head(Format, XmxTerms),
+    /// By the size of a head.
+    Attention(usize),
 }
 
 /// The formats that kernels exist for, as they are on the device.
@@ -61,7 +68,12 @@ pub(super) const FORMATS: [Format; 6] =
 /// All programs of the family.
 pub fn xmx_programs() -> Vec<XmxProgram> {
     let mut all = vec![Which::Prepare];
-    all.extend(FORMATS.map(Which::Matmul));
+    for terms in [XmxTerms::One, XmxTerms::Two] {
+        all.extend(FORMATS.map(|format| Which::Matmul(format, terms)));
+        all.extend(FORMATS.map(|format| Which::Experts(format, terms)));
+        all.extend(FORMATS.map(|format| Which::Head(format, terms)));
+    }
+    all.extend(HEAD_SIZES.map(Which::Attention));
     all.into_iter().map(Which::program).collect()
 }
 
@@ -69,22 +81,43 @@ impl Which {
     pub(super) fn label(self) -> String {
         match self {
             Self::Prepare => "xmx/prepare.cl".to_owned(),
-            Self::Matmul(format) => format!("xmx/matmul.cl ({})", format.name()),
+            Self::Matmul(format, terms) => product_label("matmul", format, terms),
+            Self::Experts(format, terms) => product_label("experts", format, terms),
+            Self::Head(format, terms) => product_label("head", format, terms),
+            Self::Attention(head_size) => format!("xmx/attention.cl ({head_size})"),
         }
     }
 
     pub(super) fn source(self) -> String {
         match self {
             Self::Prepare => format!("{DEVICE}{PREPARE}"),
-            Self::Matmul(format) => {
-                format!("{}{DEVICE}{WEIGHTS}{PRODUCTS}{FINISH}{MATMUL}", layout(format, self.span_groups()))
+            Self::Matmul(format, terms) => {
+                format!(
+                    "{}{DEVICE}{WEIGHTS}{PRODUCTS}{FINISH}{MATMUL}",
+                    layout(format, terms, self.span_groups())
+                )
             }
+            Self::Experts(format, terms) => {
+                format!(
+                    "{}{DEVICE}{WEIGHTS}{PRODUCTS}{FINISH}{EXPERTS}",
+                    layout(format, terms, self.span_groups())
+                )
+            }
+            Self::Attention(head_size) => format!("#define HEAD_SIZE {head_size}\n{DEVICE}{ATTENTION}"),
+            Self::Head(format, terms) => format!(
+                "#define HEAD_SLICES {}\n{}{DEVICE}{WEIGHTS}{PRODUCTS}{HEAD}",
+                super::head::SLICES,
+                layout(format, terms, self.span_groups())
+            ),
         }
     }
 
     /// Groups of 32 columns in a span; see `cl/xmx/weights.h`. The accumulators of `wide` leave no registers for two.
     pub(super) fn span_groups(self) -> usize {
-        1
+        match self {
+            Self::Experts(Format::W4, _) => 2,
+            _ => 1,
+        }
     }
 
     /// Whether its kernels need the most registers that a thread can have.
@@ -99,38 +132,66 @@ impl Which {
     }
 
     fn kernels(self) -> Vec<XmxExpected> {
-        let product = |name, format, local, blocks: u32| {
-            let groups = self.span_groups() as u32;
+        let product = |name, local, blocks: u32| {
+            let terms = match self {
+                Self::Matmul(_, terms) | Self::Experts(_, terms) | Self::Head(_, terms) => terms as u32,
+                Self::Prepare | Self::Attention(_) => 0,
+            };
+            let groups = self.span_groups() as u32 * terms;
             XmxExpected {
                 name,
                 registers: 256,
                 local,
                 multiply_adds: blocks * 4 * groups,
-                weight_bytes: 2 * groups * code_bits(format).unwrap_or_default() as u32 * 64,
                 scattered_loads: 0,
             }
         };
+        let plain = |name, registers, local| XmxExpected {
+            name,
+            registers,
+            local,
+            multiply_adds: 0,
+            scattered_loads: 0,
+        };
         match self {
-            Self::Prepare => vec![XmxExpected {
-                name: "prepare",
-                registers: 128,
-                local: 64,
-                multiply_adds: 0,
-                weight_bytes: 0,
-                scattered_loads: 0,
-            }],
-            Self::Matmul(format) => vec![
-                product("narrow_1", format, 8 << 10, 1),
-                product("narrow_2", format, 16 << 10, 2),
-                product("narrow_4", format, 32 << 10, 4),
-                product("wide", format, 0, 4),
+            Self::Prepare => vec![plain("prepare", 128, 64)],
+            // Queries and new keys are a pass's: few, beside a cache.
+            Self::Attention(head_size) => vec![
+                XmxExpected { scattered_loads: 1, ..plain("pack_queries", 256, 0) },
+                XmxExpected { scattered_loads: 2, ..plain("store_keys", 256, 0) },
+                XmxExpected {
+                    // Of heads of 64, the loop over values has one turn and is none.
+                    multiply_adds: if head_size == 64 { 16 } else { 32 },
+                    ..plain("attend", 256, head_size as u32 / 32 * 2304)
+                },
+            ],
+            // Parts are structures, which a row's lane reads by itself: once a pass, and little.
+            Self::Head(..) => vec![
+                product("stream_head", 32 * 16 * 33 * 4, 4),
+                XmxExpected { scattered_loads: 64, ..plain("merge_head", 256, 0) },
+            ],
+            Self::Experts(..) => vec![
+                product("expert_gate_up", 0, 4),
+                product("expert_down", 0, 4),
+                plain("sum_inner", 256, 0),
+            ],
+            Self::Matmul(..) => vec![
+                product("narrow_1", 8 << 10, 1),
+                product("narrow_2", 16 << 10, 2),
+                product("narrow_4", 32 << 10, 4),
+                product("wide", 0, 4),
             ],
         }
     }
 }
 
-/// What `cl/xmx/weights.h` asks the host for.
-fn layout(format: Format, span_groups: usize) -> String {
+fn product_label(file: &str, format: Format, terms: XmxTerms) -> String {
+    let terms = if terms == XmxTerms::Two { ", 2 terms" } else { "" };
+    format!("xmx/{file}.cl ({}{terms})", format.name())
+}
+
+/// What `cl/xmx/weights.h` and `cl/xmx/products.h` ask the host for.
+fn layout(format: Format, terms: XmxTerms, span_groups: usize) -> String {
     let bits = code_bits(format).unwrap_or_default();
     let groups = format.block_groups();
     let (group_bytes, block_bytes) = (bits * 64, format.tile_bytes(groups * 32));
@@ -146,7 +207,8 @@ fn layout(format: Format, span_groups: usize) -> String {
         _ => "#define SCALES_NONE\n".to_owned(),
     };
     format!(
-        "#define SPAN_GROUPS {span_groups}\n#define CODE_BITS {bits}\n#define BLOCK_GROUPS {groups}\n\
-         #define SCALE_BYTES {scale_bytes}\n#define GROUP_BYTES {group_bytes}\n#define BLOCK_BYTES {block_bytes}\n{scales}"
+        "#define TERMS {}\n#define SPAN_GROUPS {span_groups}\n#define CODE_BITS {bits}\n#define BLOCK_GROUPS {groups}\n\
+         #define SCALE_BYTES {scale_bytes}\n#define GROUP_BYTES {group_bytes}\n#define BLOCK_BYTES {block_bytes}\n{scales}",
+        terms as u32
     )
 }

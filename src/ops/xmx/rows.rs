@@ -9,10 +9,20 @@ use crate::ops::{OpsError, RowInput, STRIDE_MULTIPLE, round_up};
 /// Work-items of a work-group of `prepare`; `LANES * TEAM` in `cl/xmx/prepare.cl`.
 const TEAM_ITEMS: usize = 256;
 
-/// Rows made ready for products: f16, each scaled by a power of two of its own, and what formats with offsets need of them.
+/// How activations are rounded for the matrix engine, which multiplies f16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum XmxTerms {
+    /// To eleven bits: products are off by about two parts in ten thousand.
+    One = 1,
+    /// Cut into two terms, 22 bits in all: as exact as f32, and twice the work for the engine.
+    Two = 2,
+}
+
+/// Rows made ready for products: f16, each scaled by a power of two of its own, and what formats with offsets need of them. All
+/// rows that meet the same matrix must be rounded in the same way, or a row's bits depend on the pass.
 #[derive(Debug, Clone)]
 pub struct XmxRows {
-    /// f16 `[rows][stride]`.
+    /// f16 `[terms][rows][stride]`.
     pub(super) values: Buffer,
     /// f32 `[stride / 32][sums_stride]`: sums over each 32 columns.
     pub(super) sums: Buffer,
@@ -22,6 +32,8 @@ pub struct XmxRows {
     pub(super) rows: usize,
     /// Values that are meant.
     pub(super) columns: usize,
+    /// How they are rounded.
+    pub(super) terms: XmxTerms,
 }
 
 impl XmxRows {
@@ -29,27 +41,48 @@ impl XmxRows {
     ///
     /// # Errors
     /// No memory, or nothing to hold.
-    pub fn new(device: &Device, rows: usize, columns: usize) -> Result<Self, OpsError> {
+    pub fn new(device: &Device, rows: usize, columns: usize, terms: XmxTerms) -> Result<Self, OpsError> {
         check("rows", rows > 0 && columns > 0, || format!("room for {rows} rows of {columns} values"))?;
-        let [values, sums, factors] = Self::sizes(rows, columns);
+        let [values, sums, factors] = Self::sizes(rows, columns, terms);
         let buffer = |bytes| device.alloc(Purpose::Scratch, bytes);
-        Ok(Self { values: buffer(values)?, sums: buffer(sums)?, factors: buffer(factors)?, rows, columns })
+        Ok(Self {
+            values: buffer(values)?,
+            sums: buffer(sums)?,
+            factors: buffer(factors)?,
+            rows,
+            columns,
+            terms,
+        })
     }
 
     /// Bytes of the buffers that [`new`](Self::new) makes.
-    pub fn bytes(rows: usize, columns: usize) -> usize {
-        Self::sizes(rows, columns).into_iter().sum()
+    pub fn bytes(rows: usize, columns: usize, terms: XmxTerms) -> usize {
+        Self::sizes(rows, columns, terms).into_iter().sum()
     }
 
-    fn sizes(rows: usize, columns: usize) -> [usize; 3] {
+    fn sizes(rows: usize, columns: usize, terms: XmxTerms) -> [usize; 3] {
         let stride = round_up(columns, STRIDE_MULTIPLE);
-        // A block of 8 rows reads 16 sums.
-        [rows * stride * 2, (stride / 32 * round_up(rows, 32) + 32) * 4, rows * 4]
+        // A block of 8 rows reads 16 sums, the head 32 factors.
+        [
+            terms as usize * rows * stride * 2,
+            (stride / 32 * round_up(rows, 32) + 32) * 4,
+            round_up(rows, 32) * 4,
+        ]
+    }
+
+    /// Its buffers: values, sums and factors.
+    pub fn buffers(&self) -> [&Buffer; 3] {
+        [&self.values, &self.sums, &self.factors]
     }
 
     /// Values from row to row.
     pub fn stride(&self) -> usize {
         round_up(self.columns, STRIDE_MULTIPLE)
+    }
+
+    /// Values from term to term.
+    pub(super) fn plane(&self) -> u64 {
+        (self.rows * self.stride()) as u64
     }
 
     pub(super) fn sums_stride(&self) -> usize {
@@ -133,6 +166,8 @@ impl Xmx {
                 Arg::I32(int(OP, "stride", padded)?),
                 Arg::I32(int(OP, "rows", ready.sums_stride())?),
                 Arg::I32(int(OP, "places a row", copies)?),
+                Arg::I32(ready.terms as i32),
+                Arg::U64(ready.plane()),
                 Arg::F32(input.epsilon),
                 Arg::Local(padded * 4),
             ],
