@@ -68,12 +68,11 @@ inline void put_key(global const float* k, global cached* keys, int slot) {
 // cache at position start + row. qkv: f32 [rows][stride]: q heads, then k at k_at, v at v_at (k_at again: values are
 // the raw keys). bias: f32 [stride], laid out as a row. angles: [positions][half_rotated][cos, sin]; gap: see
 // rotate_head. One work-item a row. With no key-value heads, the cache stays as it is.
-EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const float* angles, global const float* q_norm,
-                                             global const float* k_norm, global const float* bias,
-                                             global cached* keys, global cached* values, int stride, int q_heads,
-                                             int kv_heads, int k_at, int v_at, int start, int capacity,
-                                             int half_rotated, int gap, int norms, float epsilon) {
-    const int row = get_global_id(0);
+KERNEL rotate_and_cache(ITEM global float* qkv, global const float* angles, global const float* q_norm,
+                        global const float* k_norm, global const float* bias, global cached* keys,
+                        global cached* values, int stride, int q_heads, int kv_heads, int k_at, int v_at, int start,
+                        int capacity, int half_rotated, int gap, int norms, float epsilon) {
+    const int row = AT(0);
     const int position = start + row, slot = position % capacity;
     global float* x = qkv + (size_t)row * stride;
     global const float* at = angles + (size_t)position * 2 * half_rotated;
@@ -106,12 +105,11 @@ EXPLICIT_VECTOR kernel void rotate_and_cache(global float* qkv, global const flo
 // is there, then the key at k_at. turning: f32 [rows][turning_stride], whose heads, turning_step apart, hold the values
 // of the q heads that turn from turning_at on. Rotates those into the q heads; norms the key's latent, rotates the rest
 // and caches it.
-EXPLICIT_VECTOR kernel void rotate_and_cache_latent(global float* rows, global const float* turning,
-                                                    global const float* angles, global const float* k_norm,
-                                                    global cached* keys, int stride, int turning_stride,
-                                                    int turning_step, int turning_at, int q_heads, int k_at, int start,
-                                                    int capacity, int gap, float epsilon) {
-    const int row = get_global_id(0);
+KERNEL rotate_and_cache_latent(ITEM global float* rows, global const float* turning, global const float* angles,
+                               global const float* k_norm, global cached* keys, int stride, int turning_stride,
+                               int turning_step, int turning_at, int q_heads, int k_at, int start, int capacity,
+                               int gap, float epsilon) {
+    const int row = AT(0);
     const int position = start + row;
     global float* x = rows + (size_t)row * stride;
     global const float* from = turning + (size_t)row * turning_stride + turning_at;
@@ -282,12 +280,11 @@ ATTEND(8, 2, 2, 2)
 // group: query heads of a key-value head. canvas: 0, or rows of the canvas, all of which see each other. softcap:
 // scores become softcap * tanh(score / softcap); 0 leaves them. A work-item takes up to `heads` heads of a group and
 // `rows_each` rows, no more than 8 looks; global size: key-value heads times parts of a group x parts of the rows.
-EXPLICIT_VECTOR kernel void attention(global const float* q, global const cached* keys, global const cached* values,
-                                      global float* out, int stride, int out_stride, int rows, int start, int window,
-                                      int capacity, int group, int canvas, float scale, float softcap, int heads,
-                                      int rows_each) {
-    const int parts = (group + heads - 1) / heads, kv_head = get_global_id(0) / parts;
-    const int in_group = get_global_id(0) % parts * heads, row = get_global_id(1) * rows_each;
+KERNEL attention(ITEM global const float* q, global const cached* keys, global const cached* values, global float* out,
+                 int stride, int out_stride, int rows, int start, int window, int capacity, int group, int canvas,
+                 float scale, float softcap, int heads, int rows_each) {
+    const int parts = (group + heads - 1) / heads, kv_head = AT(0) / parts;
+    const int in_group = AT(0) % parts * heads, row = AT(1) * rows_each;
     const int head = kv_head * group + in_group;
     const int head_count = min(heads, group - in_group), count = head_count * min(rows_each, rows - row);
     global const cached* k = keys + (size_t)kv_head * capacity * HEAD;

@@ -24,8 +24,8 @@ inline void keep_16(float16 logits, uint first, float* best, uint* ids) {
 // slices: [rows][CHOICE_SLICES][SLICE_WORDS]: f32 logits, falling; u32 ids, lower ones first where logits are equal; 1
 // where a logit is not a number or not finite. Where a slice has fewer, -INFINITY and the largest u32.
 // Global size: CHOICE_SLICES x rows.
-EXPLICIT_VECTOR kernel void top_of_rows(global const float* logits, global uint* slices, int stride, int limit) {
-    const int slice = get_global_id(0), row = get_global_id(1);
+KERNEL top_of_rows(ITEM global const float* logits, global uint* slices, int stride, int limit) {
+    const int slice = AT(0), row = AT(1);
     global const float* x = logits + (size_t)row * stride;
     // In vectors.
     const int each = ((limit + 15) / 16 + CHOICE_SLICES - 1) / CHOICE_SLICES;

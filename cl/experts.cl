@@ -6,12 +6,11 @@
 // activation(gate) * up for 32 columns of the inner row, packed for expert_down. The matrices' tiles of gate and up
 // alternate, a pair of them makes 16 columns, so a work-item takes two pairs; columns past the last pair are zero.
 // x, sums: pack_for_experts; inner, inner_sums: the same for inner_groups.
-EXPLICIT_VECTOR kernel void expert_gate_up(global const uchar* weights, global const int4* blocks,
-                                           global const float* x, global const float* sums, global float* inner,
-                                           global float* inner_sums, int finish, int pairs, int groups,
-                                           int packed_groups, int inner_groups) {
-    const int4 block = blocks[get_global_id(1)];
-    const int count = block.z, g = get_global_id(0);
+KERNEL expert_gate_up(ITEM global const uchar* weights, global const int4* blocks, global const float* x,
+                      global const float* sums, global float* inner, global float* inner_sums, int finish, int pairs,
+                      int groups, int packed_groups, int inner_groups) {
+    const int4 block = blocks[AT(1)];
+    const int count = block.z, g = AT(0);
     if (count == 0) return;
     const size_t step = tile_bytes(groups);
     global const float* block_x = x + (size_t)block.y * packed_groups * GROUP_FLOATS;
@@ -35,11 +34,10 @@ EXPLICIT_VECTOR kernel void expert_gate_up(global const uchar* weights, global c
 }
 
 // y = the second product of each slot, f32 [slots][stride]. x, sums: what expert_gate_up left.
-EXPLICIT_VECTOR kernel void expert_down(global const uchar* weights, global const int4* blocks, global const float* x,
-                                        global const float* sums, global float* y, int pairs, int groups,
-                                        int packed_groups, int stride) {
-    const int4 block = blocks[get_global_id(1)];
-    const int count = block.z, pair = get_global_id(0);
+KERNEL expert_down(ITEM global const uchar* weights, global const int4* blocks, global const float* x,
+                   global const float* sums, global float* y, int pairs, int groups, int packed_groups, int stride) {
+    const int4 block = blocks[AT(1)];
+    const int count = block.z, pair = AT(0);
     if (count == 0) return;
     const size_t step = tile_bytes(groups);
     global const uchar* first = weights + ((size_t)block.x * pairs + pair) * 2 * step;

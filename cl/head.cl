@@ -11,9 +11,9 @@
 
 // Rows ids[i] of the table times `scale`: out f32 [rows][stride], zero past the table's padded columns. An id past
 // the table reads its last row. One work-item a row.
-EXPLICIT_VECTOR kernel void embed(global const uchar* table, global const int* ids, global float* out, int tokens,
-                                  int groups, int stride, float scale) {
-    const int row = get_global_id(0);
+KERNEL embed(ITEM global const uchar* table, global const int* ids, global float* out, int tokens, int groups,
+             int stride, float scale) {
+    const int row = AT(0);
     const int id = clamp(ids[row], 0, tokens - 1);
     const int lane = id % 16;
     global const uchar* tile = table + (size_t)(id / 16) * tile_bytes(groups);
@@ -34,9 +34,9 @@ EXPLICIT_VECTOR kernel void embed(global const uchar* table, global const int* i
 inline float16 soft_cap(float16 x, float cap) { return cap > 0.0f ? cap * tanh(x / cap) : x; }
 
 // Caps logits [rows][stride] in place. Global size: vectors of 16 x rows.
-EXPLICIT_VECTOR kernel void cap_logits(global float* logits, int stride, float cap) {
-    global float* x = logits + (size_t)get_global_id(1) * stride;
-    vstore16(soft_cap(vload16(get_global_id(0), x), cap), get_global_id(0), x);
+KERNEL cap_logits(ITEM global float* logits, int stride, float cap) {
+    global float* x = logits + (size_t)AT(1) * stride;
+    vstore16(soft_cap(vload16(AT(0), x), cap), AT(0), x);
 }
 
 #define LANES ((int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
@@ -133,14 +133,13 @@ inline int take_logits(float16* w, float* share, Part* part, int first, int voca
 // softs: f32 [HEAD_SLICES][rows][groups][32] in all, rows padded to 16; a row block's part of a slice lies as [groups][rows of
 // the block][32].
 // Global size: row blocks x HEAD_SLICES.
-EXPLICIT_VECTOR kernel void stream_head(float temperature, uint key0, uint key1, uint canvas, uint step, int greedy,
-                                        int barred_count, int soft, global const uchar* table, global const float* x,
-                                        global const float* sums, global const int* barred, global Part* parts,
-                                        global float* softs, float cap, int vocabulary, int groups, int packed_groups,
-                                        int rows) {
-    const int start = get_global_id(0) * ROW_BLOCK;
+KERNEL stream_head(ITEM float temperature, uint key0, uint key1, uint canvas, uint step, int greedy, int barred_count,
+                   int soft, global const uchar* table, global const float* x, global const float* sums,
+                   global const int* barred, global Part* parts, global float* softs, float cap, int vocabulary,
+                   int groups, int packed_groups, int rows) {
+    const int start = AT(0) * ROW_BLOCK;
     const int count = min(ROW_BLOCK, rows - start);
-    const int slice = get_global_id(1);
+    const int slice = AT(1);
     const int pairs = (vocabulary + 31) / 32;
     const int from = (int)((long)pairs * slice / HEAD_SLICES), to = (int)((long)pairs * (slice + 1) / HEAD_SLICES);
     const size_t step_bytes = tile_bytes(groups);
@@ -211,10 +210,9 @@ typedef struct {
 
 // Puts the slices of a row together, in their order. out: f32 [rows][stride] the mean of the table's rows times `scale`,
 // zero past the table's columns. One work-item a row.
-EXPLICIT_VECTOR kernel void merge_head(int greedy, int soft, global const Part* parts, global const float* softs,
-                                       global Row* results, global float* out, int groups, int rows, int stride,
-                                       float scale) {
-    const int row = get_global_id(0);
+KERNEL merge_head(ITEM int greedy, int soft, global const Part* parts, global const float* softs, global Row* results,
+                  global float* out, int groups, int rows, int stride, float scale) {
+    const int row = AT(0);
     const int start = row / ROW_BLOCK * ROW_BLOCK;
     const int padded_rows = (min(ROW_BLOCK, rows - start) + 15) / 16 * 16;
     Part all = parts[row];
@@ -265,8 +263,8 @@ EXPLICIT_VECTOR kernel void merge_head(int greedy, int soft, global const Part* 
 
 // Logits [rows][stride] become their softmax over the vocabulary, in place, and zero up to a multiple of 16. One
 // work-item a row.
-EXPLICIT_VECTOR kernel void softmax_rows(global float* logits, int vocabulary, int stride) {
-    global float* x = logits + (size_t)get_global_id(0) * stride;
+KERNEL softmax_rows(ITEM global float* logits, int vocabulary, int stride) {
+    global float* x = logits + (size_t)AT(0) * stride;
     const int vectors = (vocabulary + 15) / 16;
     float16 top = -INFINITY, total = 0.0f;
     for (int i = 0; i < vectors; i++)
@@ -284,10 +282,10 @@ EXPLICIT_VECTOR kernel void softmax_rows(global float* logits, int vocabulary, i
 // Means of the table's rows under probabilities [rows][from_stride], times `scale`: out f32 [rows][stride], zero past
 // the table's columns. Global size: stride / 32 x blocks of MEAN_ROWS rows.
 #define MEAN_ROWS 4
-EXPLICIT_VECTOR kernel void mean_rows(global const uchar* table, global const float* probabilities, global float* out,
-                                      int vocabulary, int groups, int rows, int from_stride, int stride, float scale) {
-    const int g = get_global_id(0);
-    const int start = get_global_id(1) * MEAN_ROWS;
+KERNEL mean_rows(ITEM global const uchar* table, global const float* probabilities, global float* out, int vocabulary,
+                 int groups, int rows, int from_stride, int stride, float scale) {
+    const int g = AT(0);
+    const int start = AT(1) * MEAN_ROWS;
     const int count = min(MEAN_ROWS, rows - start);
     float16 sums[MEAN_ROWS][GROUP];
     for (int r = 0; r < MEAN_ROWS; r++)

@@ -3,9 +3,9 @@
 
 // Packs n values of each head of each row, n a multiple of 16: head h's begin at + h * step values into its row. x: f32
 // [rows][stride]. One work-item a head and row.
-EXPLICIT_VECTOR kernel void pack_heads(global const float* x, global float* packed, global float* sums, int at, int step,
-                                       int n, int groups, int stride) {
-    const int head = get_global_id(0), row = get_global_id(1), rows = get_global_size(1);
+KERNEL pack_heads(ITEM global const float* x, global float* packed, global float* sums, int at, int step, int n,
+                  int groups, int stride) {
+    const int head = AT(0), row = AT(1), rows = OF(1);
     global const float* from = x + (size_t)row * stride + at + head * step;
     const int start = row / ROW_BLOCK * ROW_BLOCK, count = min(ROW_BLOCK, rows - start);
     const size_t block = (size_t)head * rows + start;
@@ -19,11 +19,11 @@ EXPLICIT_VECTOR kernel void pack_heads(global const float* x, global float* pack
 
 // y: f32 [rows][stride]: the outputs of head h, `tiles` times 16, go to y_at + h * y_step. packed, sums: pack_heads.
 // Global size: pairs x heads x row blocks.
-EXPLICIT_VECTOR kernel void head_products(global const uchar* weights, global const float* packed,
-                                          global const float* sums, global float* y, int y_at, int y_step, int tiles,
-                                          int groups, int packed_groups, int rows, int stride) {
-    const int pair = get_global_id(0), pairs = get_global_size(0), head = get_global_id(1);
-    const int start = get_global_id(2) * ROW_BLOCK, count = min(ROW_BLOCK, rows - start);
+KERNEL head_products(ITEM global const uchar* weights, global const float* packed, global const float* sums,
+                     global float* y, int y_at, int y_step, int tiles, int groups, int packed_groups, int rows,
+                     int stride) {
+    const int pair = AT(0), pairs = OF(0), head = AT(1);
+    const int start = AT(2) * ROW_BLOCK, count = min(ROW_BLOCK, rows - start);
     const size_t block = (size_t)head * rows + start;
     global const uchar* first = weights + ((size_t)head * pairs + pair) * 2 * tile_bytes(groups);
     float16 results[2 * ROW_BLOCK];

@@ -106,17 +106,16 @@ inline void rows_of_two_pairs(global const uchar* tiles, global const uchar* nex
 // `pairs_each` pairs of tiles. The input starts `at` values into row, branch and new_row, `stride` values a row; the output
 // `y_at` values into y and other, `y_stride` values a row. h: local f32 [32 * groups * rows], row_sums: local f32
 // [32 * groups / SCALE_GROUP * rows], line: local f32 [32 * groups], not used for one row.
-EXPLICIT_VECTOR kernel void narrow(global const uchar* weights, global const float* row, global const float* branch,
-                                   global const float* branch_weight, global const float* norm_weight,
-                                   global float* new_row, global const float* other, global float* y, int flags,
-                                   int finish, int at, int stride, int y_at, int y_stride, int rows, int n, int groups,
-                                   int pairs, int pairs_each, float epsilon, local float* h, local float* row_sums,
-                                   local float* line) {
-    const int item = get_global_id(0), last = min(pairs, (item + 1) * pairs_each);
+KERNEL narrow(ITEM global const uchar* weights, global const float* row, global const float* branch,
+              global const float* branch_weight, global const float* norm_weight, global float* new_row,
+              global const float* other, global float* y, int flags, int finish, int at, int stride, int y_at,
+              int y_stride, int rows, int n, int groups, int pairs, int pairs_each, float epsilon, local float* h,
+              local float* row_sums, local float* line) {
+    const int item = AT(0), last = min(pairs, (item + 1) * pairs_each);
     const size_t pair_bytes = 2 * tile_bytes(groups);
     int pair = item * pairs_each;
     for (int t = 0; t < 4; t++) fetch(weights + pair * pair_bytes + t * tile_bytes(groups), AHEAD);
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < rows && !AGAIN; r++) {
         local float* prepared = rows == 1 ? h : line;
         const size_t from = at + (size_t)r * stride;
         prepare_row(row + from, branch + from, branch_weight, norm_weight, new_row + from, item == 0, flags, n,
@@ -156,11 +155,11 @@ EXPLICIT_VECTOR kernel void narrow(global const uchar* weights, global const flo
 
 // Many rows. x, sums: packed activations as pack_rows writes them. y, other: f32, `stride` values a row, from `y_at` on.
 // Global size: pairs x row blocks.
-EXPLICIT_VECTOR kernel void matmul(global const uchar* weights, global const float* x, global const float* sums,
-                                   global const float* other, global float* y, int finish, int y_at, int groups,
-                                   int packed_groups, int rows, int stride) {
-    const int pair = get_global_id(0);
-    const int start = get_global_id(1) * ROW_BLOCK;
+KERNEL matmul(ITEM global const uchar* weights, global const float* x, global const float* sums,
+              global const float* other, global float* y, int finish, int y_at, int groups, int packed_groups, int rows,
+              int stride) {
+    const int pair = AT(0);
+    const int start = AT(1) * ROW_BLOCK;
     const int count = min(ROW_BLOCK, rows - start);
     global const uchar* first = weights + (size_t)pair * 2 * tile_bytes(groups);
     float16 results[2 * ROW_BLOCK];

@@ -40,10 +40,10 @@ inline void keep_groups(local float* left, int experts, int groups, int used, in
 // falling score, the lower index first among equals; weights: their scores times `scale`, by the flags. Experts are chosen
 // from `groups_used` of `groups` groups only, if there are several. A NaN counts as the lowest score, so that indices are
 // valid, and makes all the row's weights NaN. One work-item a row. left: local f32 [experts].
-EXPLICIT_VECTOR kernel void route(global const float* scores, global const float* per_expert, global const float* bias,
-                                  global int* chosen, global float* weights, int experts, int top, int stride, int flags,
-                                  int groups, int groups_used, float scale, local float* left) {
-    const int row = get_global_id(0);
+KERNEL route(ITEM global const float* scores, global const float* per_expert, global const float* bias,
+             global int* chosen, global float* weights, int experts, int top, int stride, int flags, int groups,
+             int groups_used, float scale, local float* left) {
+    const int row = AT(0);
     global const float* s = scores + (size_t)row * stride;
     global int* mine = chosen + (size_t)row * top;
     global float* w = weights + (size_t)row * top;
@@ -85,9 +85,8 @@ EXPLICIT_VECTOR kernel void route(global const float* scores, global const float
 // Sorts the slots: a stable counting sort, and cuts each expert's run into blocks of nearly equal size, whole multiples of
 // `unit` where there are several. places: the slot of each (row, choice); block_of: the block of each slot; blocks: int4
 // [most_blocks]. One work-item: a few thousand steps. ends: local i32 [experts].
-EXPLICIT_VECTOR kernel void sort_rows(global const int* chosen, global int* places, global int* block_of,
-                                      global int4* blocks, int slots, int experts, int most_blocks, int unit,
-                                      local int* ends) {
+KERNEL sort_rows(ITEM global const int* chosen, global int* places, global int* block_of, global int4* blocks,
+                 int slots, int experts, int most_blocks, int unit, local int* ends) {
     for (int e = 0; e < experts; e++) ends[e] = 0;
     for (int i = 0; i < slots; i++) ends[clamp(chosen[i], 0, experts - 1)]++;
     int slot = 0, block = 0;
@@ -110,13 +109,11 @@ EXPLICIT_VECTOR kernel void sort_rows(global const int* chosen, global int* plac
 #define MOST_TOP 64 // experts of a row
 
 // Prepares each row once and packs it into each of its slots; the rest as pack_rows. One work-item a row.
-EXPLICIT_VECTOR kernel void pack_for_experts(global const float* x, global const float* branch,
-                                             global const float* branch_weight, global const float* norm_weight,
-                                             global float* new_rows, global const int* places,
-                                             global const int* block_of, global const int4* blocks,
-                                             global float* packed, global float* sums, int top, int flags, int n,
-                                             int groups, int stride, float epsilon, local float* h) {
-    const int row = get_global_id(0);
+KERNEL pack_for_experts(ITEM global const float* x, global const float* branch, global const float* branch_weight,
+                        global const float* norm_weight, global float* new_rows, global const int* places,
+                        global const int* block_of, global const int4* blocks, global float* packed, global float* sums,
+                        int top, int flags, int n, int groups, int stride, float epsilon, local float* h) {
+    const int row = AT(0);
     const size_t at = (size_t)row * stride;
     prepare_row(x + at, branch + at, branch_weight, norm_weight, new_rows + at, 1, flags, n, groups * GROUP, epsilon, h);
     // Where the row goes, found once; then each group is made once for all of them.
@@ -140,13 +137,11 @@ EXPLICIT_VECTOR kernel void pack_for_experts(global const float* x, global const
 // result = (residual + norm(norm(mlp; mlp_norm) + norm(mixed; moe_norm); join_norm)) * scalar, where mixed is the sum of
 // the row's experts by weight, in the order of choice. All rows `stride` values apart, out [slots][out_stride]; zero from n
 // on. One work-item a row. h, m: local f32 [padded], padded a multiple of 16.
-EXPLICIT_VECTOR kernel void combine(global const float* out, global const int* places, global const float* weights,
-                                    global const float* mlp, global const float* residual,
-                                    global const float* moe_norm, global const float* mlp_norm,
-                                    global const float* join_norm, global float* result, float scalar, int top, int n,
-                                    int out_stride, int stride, int padded, float epsilon, local float* h,
-                                    local float* m) {
-    const int row = get_global_id(0);
+KERNEL combine(ITEM global const float* out, global const int* places, global const float* weights,
+               global const float* mlp, global const float* residual, global const float* moe_norm,
+               global const float* mlp_norm, global const float* join_norm, global float* result, float scalar, int top,
+               int n, int out_stride, int stride, int padded, float epsilon, local float* h, local float* m) {
+    const int row = AT(0);
     const size_t at = (size_t)row * stride;
     const int used = (n + 15) / 16 * 16;
     for (int i = 0; i < used; i += 16) {
@@ -173,9 +168,9 @@ EXPLICIT_VECTOR kernel void combine(global const float* out, global const int* p
 // stream += the row's experts by weight, in the order of choice. stream: f32 [rows][stride]; out [slots][out_stride]; n
 // values of a row, rounded up to whole 16. Global size: rows x parts of n of 16 * COMBINED values.
 #define COMBINED 16
-EXPLICIT_VECTOR kernel void add_experts(global const float* out, global const int* places, global const float* weights,
-                                        global float* stream, int top, int n, int out_stride, int stride) {
-    const int row = get_global_id(0), first = get_global_id(1) * 16 * COMBINED;
+KERNEL add_experts(ITEM global const float* out, global const int* places, global const float* weights,
+                   global float* stream, int top, int n, int out_stride, int stride) {
+    const int row = AT(0), first = AT(1) * 16 * COMBINED;
     global float* to = stream + (size_t)row * stride;
     const int end = min(n, first + 16 * COMBINED);
     for (int i = first; i < end; i += 16) {

@@ -5,6 +5,7 @@
 #        scripts/bench.sh diffusion [--peer] [--rounds N] [--quick] [--threads N] [--json FILE]
 #        scripts/bench.sh block-scaling [--peer] [--rounds N] [--models NAME,…] [--sets NAME,…] [--blocks B,…] [--context N]
 #                         [--temp T] [--tokens N] [--quick] [--threads N] [--json FILE]
+#        scripts/bench.sh load [--clients N] [--seconds N] [--models NAME] [--quick] [--json FILE]
 #        scripts/bench.sh kernels [ARGUMENT…]
 #
 #   --peer          also llama.cpp's CPU build (from PyPI, kept in .axe/bench-venv), on the same file with as many threads
@@ -23,10 +24,14 @@
 #   --context N     positions of the cache (2048)
 #   --temp T        temperature; 0 is greedy (0)
 #   --tokens N      most tokens of an answer (128); fewer where it comes to an end before
+#   load            the daemon under many clients at once: streams, those who leave or are slow, garbage. Fails when a slot,
+#                   memory or a descriptor is lost, an answer is wrong, or /health is slow (the first of --models is served)
+#   --clients N     clients at once (64)
+#   --seconds N     for so long, after a sixth of it to get warm (120; with --quick 12)
 #   kernels         every kernel by itself: GB/s and GFLOP/s as a share of what this device can do (axed bench-ops)
 #
-# Run it on a quiet machine; it warns when other processes took part. scripts/lib/bench.py and bench_blocks.py say how they
-# measure.
+# Run it on a quiet machine; it warns when other processes took part. scripts/lib/bench.py, bench_blocks.py and bench_load.py say how
+# they measure.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=scripts/lib/common.sh
@@ -41,7 +46,7 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 . "$here/lib/daemon.sh"
 
 peer='' rounds='' models=smollm2,gemma3-270m quick='' threads=$(nproc) json='' kernels='' diffusion=''
-block_scaling='' sets='' blocks=1,4,8,16,auto context=2048 temp=0 tokens='' of_scaling=''
+load='' clients=64 seconds='' of_load='' block_scaling='' sets='' blocks=1,4,8,16,auto context=2048 temp=0 tokens='' of_scaling=''
 
 # value_of FLAG COUNT VALUE: the value of a flag that needs one.
 value_of() {
@@ -62,11 +67,13 @@ while (($#)); do
             ;;
         diffusion) diffusion=1 ;;
         block-scaling) block_scaling=1 ;;
+        load) load=1 ;;
         --peer) peer=1 ;;
         --quick) quick=1 ;;
-        --rounds | --models | --threads | --json | --sets | --blocks | --context | --temp | --tokens)
+        --rounds | --models | --threads | --json | --sets | --blocks | --context | --temp | --tokens | --clients | --seconds)
             value=$(value_of "$1" $# "${2:-}")
             [[ ! " --sets --blocks --context --temp --tokens " == *" $1 "* ]] || of_scaling=$1
+            [[ ! " --clients --seconds " == *" $1 "* ]] || of_load=$1
             printf -v "${1#--}" '%s' "$value"
             shift
             ;;
@@ -75,11 +82,13 @@ while (($#)); do
     shift
 done
 [[ $block_scaling || ! $of_scaling ]] || die_usage "$of_scaling belongs to block-scaling (see --help)"
+[[ $load || ! $of_load ]] || die_usage "$of_load belongs to load (see --help)"
+seconds=${seconds:-$([[ $quick ]] && echo 12 || echo 120)}
 usual=5
 [[ ! $block_scaling ]] || usual=3
 rounds=${rounds:-$([[ $quick ]] && echo 2 || echo "$usual")}
 tokens=${tokens:-$([[ $quick ]] && echo 24 || echo 128)}
-for number in "$rounds" "$threads" "$tokens"; do
+for number in "$rounds" "$threads" "$tokens" "$clients" "$seconds"; do
     [[ $number =~ ^[1-9][0-9]{0,3}$ ]] || die_usage "'$number' is not a number from 1 to 9999 (see --help)"
 done
 [[ $context =~ ^[1-9][0-9]{2,6}$ ]] || die_usage "--context '$context' is not a number from 100 to 9999999 (see --help)"
@@ -131,6 +140,13 @@ fi
 unset AXE_MODEL AXE_PORT AXE_CONFIG AXE_API_KEY SERVED_MODEL_NAME
 specs=()
 IFS=, read -ra names <<<"$models"
+if [[ $load ]]; then
+    fetch_model "${names[0]}"
+    options=()
+    [[ ! $json ]] || options+=(--json "$json")
+    AXE_TEST_DAEMON=$AXE_BIN/axed exec python3 "$AXE_LIB/bench_load.py" --model "$(model_path "${names[0]}")" \
+        --clients "$clients" --seconds "$seconds" --build "$(build_name)" "${options[@]}"
+fi
 for name in "${names[@]}"; do
     fetch_model "$name"
     path=$(model_path "$name")

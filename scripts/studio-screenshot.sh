@@ -27,5 +27,5 @@ esac
 AXE_MODEL='' "$here/setup.sh" --no-model
 use_opencl "$(<"$AXE_RUNTIME_FILE")"
 setup_studio
-[[ -n ${AXE_STUDIO_DAEMON:-} ]] || build_release
+[[ -n ${AXE_TEST_DAEMON:-} ]] || build_release
 "$AXE_STUDIO_VENV/bin/python" "$AXE_LIB/studio_screenshot.py" "$AXE_ROOT/docs/studio.png"

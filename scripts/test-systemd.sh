@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Boots a small Debian with a real systemd, installs the daemon into it as a package would, and checks the service:
-# readiness, who may use axectl, watchdog, restart after a crash, the journal, a drain on stop.
+# Boots a small Debian with a real systemd, installs the daemon's package in it, and checks the service: readiness, who
+# may use axectl, watchdog, restart after a crash, the journal, a drain on stop, the port that systemd holds, an upgrade
+# of the package, its removal.
 #
 # usage: scripts/test-systemd.sh [--fresh]
 #
@@ -25,7 +26,7 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 . "$here/lib/models.sh"
 
 # Seconds a boot with all checks may take.
-limit=180
+limit=300
 # An OpenCL runtime for CPUs comes along, since the daemon needs one.
 packages=systemd,systemd-sysv,dbus,ocl-icd-libopencl1,pocl-opencl-icd
 
@@ -84,9 +85,12 @@ fi
 payload=$(mktemp -d)
 trap 'rm -rf "$payload"' EXIT
 mkdir "$payload/results"
-install -m 755 "$bin/axed" "$bin/axectl" "$here/lib/systemd_checks.sh" "$payload"
-install -m 644 "$AXE_ROOT"/systemd/axed.service "$AXE_ROOT"/systemd/axed@.service "$AXE_ROOT"/systemd/axed.sysusers \
-    "$AXE_ROOT/daemon.toml" "$payload"
+install -m 755 "$here/lib/systemd_checks.sh" "$payload"
+say "Making packages"
+for version in 0.1.0-1 0.1.0-2; do
+    deb=$(AXE_BIN=$bin "$here/package.sh" --deb-version "$version" | tail -n 1)
+    cp "$deb" "$payload/axed_$version.deb"
+done
 cat >"$payload/checks.service" <<'UNIT'
 [Unit]
 Description=checks of axed.service

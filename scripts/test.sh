@@ -13,6 +13,7 @@
 #   offline    kernels for Intel's GPUs by Intel's offline compiler: registers, spills, block loads, predicted times
 #   doc        the documentation builds, warnings are errors
 #   studio     the page in a browser (Chromium), by clicks and keys, over real daemons with the miniature
+#   clients    the clients of OpenAI, Anthropic and LiteLLM, and LiteLLM's proxy, HAProxy and nginx before two daemons
 #   run        scripts/xe.sh up, test, down, with the default model and with the miniature: the way a user takes
 #   systemd    scripts/test-systemd.sh: the service on a booted system; skipped where none can be booted
 #
@@ -37,8 +38,10 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 . "$here/lib/ocloc.sh"
 # shellcheck source=scripts/lib/studio.sh
 . "$here/lib/studio.sh"
+# shellcheck source=scripts/lib/clients.sh
+. "$here/lib/clients.sh"
 
-all=(scripts fmt clippy tests card pocl oclgrind offline doc studio run systemd)
+all=(scripts fmt clippy tests card pocl oclgrind offline doc studio clients run systemd)
 case ${1:-} in
     -h | --help)
         usage "$0"
@@ -61,7 +64,8 @@ check_scripts() {
         bash -n "$script" || return 1
     done
     # The libraries are checked along with the scripts that use them.
-    shellcheck -x scripts/*.sh .ci/run && python3 -W error -m py_compile scripts/*.py scripts/lib/*.py scripts/training/*.py tests/studio/*.py
+    shellcheck -x scripts/*.sh .ci/run && python3 -W error -m py_compile scripts/*.py scripts/lib/*.py scripts/training/*.py \
+        tests/studio/*.py tests/clients/*.py
 }
 
 # test_targets PATTERN…: the names of the integration tests whose files match, for cargo's --test.
@@ -121,8 +125,17 @@ whole_card() {
 }
 
 in_browser() {
-    build_release && setup_studio && AXE_STUDIO_DAEMON=${CARGO_TARGET_DIR:-$AXE_ROOT/target}/release/axed \
-        AXE_DEVICE_CACHE_DIR=$AXE_STATE/cache "$AXE_STUDIO_VENV/bin/python" -m unittest discover -s tests/studio
+    setup_studio && with_daemons "$AXE_STUDIO_VENV" -s tests/studio
+}
+
+real_clients() {
+    setup_clients && with_daemons "$AXE_CLIENTS_VENV" -s tests/clients
+}
+
+# with_daemons VENV ARGUMENTS…: Python tests that start the daemon built here.
+with_daemons() {
+    build_release && AXE_TEST_DAEMON=${CARGO_TARGET_DIR:-$AXE_ROOT/target}/release/axed \
+        AXE_DEVICE_CACHE_DIR=$AXE_STATE/cache "$1/bin/python" -W ignore::UserWarning -W ignore::DeprecationWarning -m unittest discover "${@:2}"
 }
 
 # The daemon of a user of this very checkout is left alone: another port and another run folder.
@@ -175,6 +188,7 @@ for stage in "${stages[@]}"; do
         offline) run_stage offline suite for_cards ;;
         doc) RUSTDOCFLAGS='-D warnings' run_stage doc check cargo doc --workspace --no-deps --locked ;;
         studio) run_stage studio suite in_browser ;;
+        clients) run_stage clients suite real_clients ;;
         run) run_stage run suite user_path ;;
         systemd) run_stage systemd suite installed_path ;;
     esac

@@ -3,6 +3,8 @@
 //! Every key is explained in `daemon.toml`. A flag wins over the environment, which wins over the file. An unknown
 //! key or a value of the wrong type is an error that names the place, the key, what was found and what was expected.
 
+mod change;
+mod keys;
 mod source;
 
 use std::collections::BTreeMap;
@@ -16,8 +18,11 @@ use serde::{Serialize, Serializer};
 use crate::decode::{BlockOptions, BlockSize};
 use crate::model::diffusion_gemma::{DenseWeights, ExpertWeights};
 use crate::ops::CacheKind;
+use crate::text::calls::Syntax;
+pub use change::{Change, Effect, changes};
+pub use keys::{ApiKey, RateLimits};
 use source::Sources;
-pub use source::{Origin, Override};
+pub use source::{Effective, Origin, Override};
 
 /// What is wrong with the configuration.
 #[derive(Debug, thiserror::Error)]
@@ -143,6 +148,12 @@ pub struct Config {
     pub decode: BlockOptions,
     /// The page in the browser.
     pub studio: StudioConfig,
+    /// Every setting by its key, with the place that named it.
+    #[serde(skip)]
+    pub settings: Vec<Effective>,
+    /// What the operator should know, though it is no reason not to start.
+    #[serde(skip)]
+    pub warnings: Vec<String>,
 }
 
 /// `[model]`
@@ -158,12 +169,16 @@ pub struct ModelConfig {
     pub chat_template: Option<PathBuf>,
     /// Whether what the model thinks, between the tokens for it, is told apart from the reply.
     pub thoughts_apart: bool,
+    /// How calls of tools are looked for.
+    pub tool_calls: ToolCalls,
     /// Positions of the cache (prompt and output); chosen at start when unset.
     pub context_length: Option<usize>,
     /// What becomes of plain expert weights of a Hugging Face directory.
     pub experts: ExpertWeights,
     /// What becomes of its other plain matrices.
     pub dense: DenseWeights,
+    /// Time without a request after which the model is put away; never when unset.
+    pub idle_unload: Option<Duration>,
 }
 
 impl ModelConfig {
@@ -174,6 +189,19 @@ impl ModelConfig {
             || self.path.as_deref().and_then(Path::file_stem).map(|s| s.to_string_lossy().into_owned());
         self.served_name.clone().or_else(stem).unwrap_or_else(|| "model".to_owned())
     }
+}
+
+/// How calls of tools are looked for in what a model writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ToolCalls {
+    /// As the chat template shows that the model writes them.
+    Auto,
+    /// Tools are refused.
+    Off,
+    /// So, whatever the template says.
+    #[serde(untagged)]
+    As(Syntax),
 }
 
 /// What sort of device to use.
@@ -215,8 +243,16 @@ pub struct DeviceConfig {
     pub threads: Option<usize>,
     /// Use the matrix unit of the host's processor where a model's kernels can.
     pub matrix_unit: bool,
+    /// Make one launch of a causal model's pass of a few rows where the device can.
+    pub join_launches: bool,
     /// Time every kernel (costs a few per cent).
     pub profiling: bool,
+    /// Longest time of one pass; a device that takes longer counts as lost.
+    pub pass_timeout: Duration,
+    /// So many faults within [`DeviceConfig::fault_window`] end the process; 0: it never ends for them.
+    pub max_faults: usize,
+    /// How long a fault counts.
+    pub fault_window: Duration,
 }
 
 /// `[server]`
@@ -227,9 +263,13 @@ pub struct ServerConfig {
     /// Port; 0 takes any free one.
     pub port: u16,
     /// Keys that clients may use; none means no key is asked for.
-    pub api_keys: Vec<Secret>,
+    pub api_keys: Vec<ApiKey>,
+    /// How much may be asked for where no key is asked for; of all callers together.
+    pub limits: RateLimits,
     /// Largest request body in bytes.
     pub max_body: usize,
+    /// Largest head of a request in bytes: its line and its headers.
+    pub max_head: usize,
     /// Requests that may wait.
     pub queue_capacity: usize,
     /// Connections open at one time.
@@ -240,6 +280,10 @@ pub struct ServerConfig {
     pub default_max_tokens: Option<usize>,
     /// Most output tokens of any request; larger wishes are cut to it.
     pub max_tokens_cap: usize,
+    /// Most messages of a chat request.
+    pub max_messages: usize,
+    /// Most replies to one request.
+    pub max_choices: usize,
     /// Most time a request may take from acceptance to its end; unlimited when unset.
     pub request_timeout: Option<Duration>,
     /// Most time for a request's head to arrive, and for a kept-alive connection to be idle.
@@ -267,6 +311,8 @@ pub struct AdminConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
+    /// Entries of the journal, with fields and priorities, where standard error goes there; text elsewhere.
+    Auto,
     /// For people.
     Text,
     /// One JSON object a line.
@@ -359,13 +405,14 @@ impl Config {
     ) -> Result<Self, ConfigError> {
         let places = Places::from_env(&env);
         let mut s = Sources::read(file, env, flags)?;
-        let config = Self {
+        let mut warnings = Vec::new();
+        let mut config = Self {
             file: file.map(Path::to_owned),
             model: read_model(&mut s)?,
             device: read_device(&mut s, &places)?,
-            server: read_server(&mut s)?,
+            server: read_server(&mut s, &mut warnings)?,
             admin: AdminConfig {
-                socket: s.path("admin.socket")?.unwrap_or(places.socket),
+                socket: path_or(&mut s, "admin.socket", places.socket)?,
                 group: s.text("admin.group")?,
             },
             log: read_log(&mut s)?,
@@ -376,13 +423,23 @@ impl Config {
                 pool: s.any("decode.ngram_pool", false)?,
             },
             studio: read_studio(&mut s)?,
+            settings: Vec::new(),
+            warnings,
         };
-        s.finish()?;
+        config.warnings.extend(config.studio.ignored.clone());
+        config.settings = s.finish()?;
         if !config.server.host.is_loopback() && config.server.api_keys.is_empty() {
             return Err(ConfigError::OpenToTheNetwork { host: config.server.host });
         }
         Ok(config)
     }
+}
+
+/// The path of a setting, or one that depends on the environment.
+fn path_or(s: &mut Sources, key: &'static str, otherwise: PathBuf) -> Result<PathBuf, ConfigError> {
+    let path = s.path(key)?;
+    s.settle(key, otherwise.display().to_string().into(), None);
+    Ok(path.unwrap_or(otherwise))
 }
 
 fn size(n: u64) -> usize {
@@ -396,6 +453,18 @@ fn nonzero(n: u64) -> Option<usize> {
 /// No cache or reply is longer than this many tokens.
 const MOST_TOKENS: u64 = 16 << 20;
 
+fn read_tool_calls(s: &mut Sources) -> Result<ToolCalls, ConfigError> {
+    let known = |name: &String| ["auto", "off"].contains(&name.as_str()) || Syntax::from_name(name).is_some();
+    let names = Syntax::ALL.map(Syntax::name).join(", ");
+    let expected = format!("auto, off, {names}");
+    let name = s.checked("model.tool_calls", "auto".to_owned(), &expected, known)?;
+    Ok(match Syntax::from_name(&name) {
+        Some(syntax) => ToolCalls::As(syntax),
+        None if name == "off" => ToolCalls::Off,
+        None => ToolCalls::Auto,
+    })
+}
+
 fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
     Ok(ModelConfig {
         path: s.path("model.path")?,
@@ -403,6 +472,7 @@ fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
         aliases: s.any("model.aliases", Vec::new())?,
         chat_template: s.path("model.chat_template")?,
         thoughts_apart: s.any("model.thoughts_apart", true)?,
+        tool_calls: read_tool_calls(s)?,
         // One position for the prompt and one for the output are the least.
         context_length: nonzero(s.checked(
             "model.context_length",
@@ -428,6 +498,7 @@ fn read_model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
             "q8" => DenseWeights::Quantised,
             _ => DenseWeights::AsStored,
         },
+        idle_unload: Some(s.any("model.idle_unload_s", Duration::ZERO)?).filter(|time| !time.is_zero()),
     })
 }
 
@@ -447,7 +518,7 @@ fn read_device(s: &mut Sources, places: &Places) -> Result<DeviceConfig, ConfigE
         pci: s.text("device.pci")?,
         platform: s.text("device.platform")?,
         memory_limit: Some(s.integer("device.memory_limit_mib", 0, 0, 1 << 30)? << 20).filter(|n| *n != 0),
-        cache_dir: s.path("device.cache_dir")?.unwrap_or_else(|| places.cache.clone()),
+        cache_dir: path_or(s, "device.cache_dir", places.cache.clone())?,
         zero_copy: s.any("device.zero_copy", true)?,
         prefill_chunk: nonzero(s.integer("device.prefill_chunk", 0, 0, 4096)?),
         kv_cache: match s
@@ -461,26 +532,38 @@ fn read_device(s: &mut Sources, places: &Places) -> Result<DeviceConfig, ConfigE
         },
         threads: nonzero(s.integer("device.threads", 0, 0, 4096)?),
         matrix_unit: s.any("device.matrix_unit", true)?,
+        join_launches: s.any("device.join_launches", true)?,
         profiling: s.any("device.profiling", false)?,
+        pass_timeout: at_least(s, "device.pass_timeout_s", Duration::from_secs(120), 0.05)?,
+        max_faults: size(s.integer("device.max_faults", 3, 0, 1000)?),
+        fault_window: at_least(s, "device.fault_window_s", Duration::from_secs(600), 1.0)?,
     })
 }
 
-fn read_server(s: &mut Sources) -> Result<ServerConfig, ConfigError> {
+fn read_server(s: &mut Sources, warnings: &mut Vec<String>) -> Result<ServerConfig, ConfigError> {
     let host =
         s.checked("server.host", "127.0.0.1".to_owned(), "an IP address, e.g. \"127.0.0.1\"", |h| {
             h.parse::<IpAddr>().is_ok()
         })?;
     let second = Duration::from_secs(1);
+    let port = u16::try_from(s.integer("server.port", 8080, 0, 65_535)?).unwrap_or(8080);
+    let keys::Keys { keys: api_keys, limits, warnings: exposed } = keys::read(s)?;
+    warnings.extend(exposed);
     Ok(ServerConfig {
         host: host.parse().unwrap_or(IpAddr::from([127, 0, 0, 1])),
-        port: u16::try_from(s.integer("server.port", 8080, 0, 65_535)?).unwrap_or(8080),
-        api_keys: read_keys(s)?,
+        port,
+        api_keys,
+        limits,
         max_body: size(s.integer("server.max_body_kib", 8192, 1, 1 << 20)? << 10),
+        // The least that the HTTP library takes is 8 KiB.
+        max_head: size(s.integer("server.max_head_kib", 64, 8, 1 << 10)? << 10),
         queue_capacity: size(s.integer("server.queue_capacity", 64, 1, 65_536)?),
         max_connections: size(s.integer("server.max_connections", 512, 1, 65_536)?),
         ping_interval: at_least(s, "server.ping_interval_s", 10 * second, 0.05)?,
         default_max_tokens: nonzero(s.integer("server.default_max_tokens", 0, 0, MOST_TOKENS)?),
         max_tokens_cap: size(s.integer("server.max_tokens_cap", 131_072, 1, MOST_TOKENS)?),
+        max_messages: size(s.integer("server.max_messages", 4096, 1, 65_536)?),
+        max_choices: size(s.integer("server.max_choices", 8, 1, 128)?),
         request_timeout: Some(s.any("server.request_timeout_s", Duration::ZERO)?).filter(|t| !t.is_zero()),
         header_timeout: at_least(s, "server.header_timeout_s", 30 * second, 0.05)?,
         body_timeout: at_least(s, "server.body_timeout_s", 30 * second, 0.05)?,
@@ -500,26 +583,10 @@ fn at_least(
     s.checked(key, default, &expected, |time| time.as_secs_f64() >= least)
 }
 
-fn read_keys(s: &mut Sources) -> Result<Vec<Secret>, ConfigError> {
-    let mut keys: Vec<Secret> = s.text("server.api_key")?.map(Secret).into_iter().collect();
-    if let Some(path) = s.path("server.api_key_file")? {
-        let text = std::fs::read_to_string(&path)
-            .map_err(|error| ConfigError::KeyFile { path: path.clone(), reason: error.to_string() })?;
-        let before = keys.len();
-        keys.extend(
-            text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')).map(Secret::new),
-        );
-        if keys.len() == before {
-            let reason = "it holds no key; write one key a line".to_owned();
-            return Err(ConfigError::KeyFile { path, reason });
-        }
-    }
-    Ok(keys)
-}
-
 fn read_log(s: &mut Sources) -> Result<LogConfig, ConfigError> {
-    let format =
-        s.checked("log.format", "text".to_owned(), "text or json", |f| f == "text" || f == "json")?;
+    let format = s.checked("log.format", "auto".to_owned(), "auto, text or json", |format| {
+        ["auto", "text", "json"].contains(&format.as_str())
+    })?;
     Ok(LogConfig {
         level: s.checked(
             "log.level",
@@ -527,7 +594,11 @@ fn read_log(s: &mut Sources) -> Result<LogConfig, ConfigError> {
             "error, warn, info, debug, trace, or directives as in \"info,axe::http=debug\"",
             |level| level.split(',').all(is_directive),
         )?,
-        format: if format == "json" { LogFormat::Json } else { LogFormat::Text },
+        format: match format.as_str() {
+            "json" => LogFormat::Json,
+            "text" => LogFormat::Text,
+            _ => LogFormat::Auto,
+        },
         ring_size: size(s.integer("log.ring_size", 2000, 1, 1_000_000)?),
     })
 }
@@ -715,7 +786,7 @@ mod tests {
         let error = read("[server]\nhost = \"0.0.0.0\"", &[], vec![]).unwrap_err();
         assert!(error.starts_with("refusing to listen on 0.0.0.0 without an API key"), "{error}");
         let config = read("[server]\nhost = \"0.0.0.0\"", &[("AXE_API_KEY", "k")], vec![]).unwrap();
-        assert_eq!(config.server.api_keys, [Secret::new("k")]);
+        assert_eq!(config.server.api_keys[0].secret, Secret::new("k"));
         assert!(read("[server]\nhost = \"::1\"", &[], vec![]).is_ok());
     }
 
@@ -726,11 +797,67 @@ mod tests {
         std::fs::write(&keys, "# ours\nalpha-key\n\n beta-key \n").unwrap();
         let toml = format!("[server]\napi_key_file = {:?}", keys.display().to_string());
         let config = read(&toml, &[], vec![]).unwrap();
-        assert_eq!(config.server.api_keys, [Secret::new("alpha-key"), Secret::new("beta-key")]);
+        let secrets: Vec<_> = config.server.api_keys.iter().map(|key| key.secret.expose()).collect();
+        assert_eq!(secrets, ["alpha-key", "beta-key"]);
         let shown = format!("{config:?} {}", serde_json::to_string(&config).unwrap());
         assert!(!shown.contains("alpha-key") && !shown.contains("beta-key"), "{shown}");
         std::fs::write(&keys, "\n").unwrap();
-        assert!(read(&toml, &[], vec![]).unwrap_err().ends_with("it holds no key; write one key a line"));
+        assert!(read(&toml, &[], vec![]).unwrap_err().contains("it holds no key; write one key a line"));
+    }
+
+    #[test]
+    fn keys_come_from_a_credential_where_no_file_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("api_keys"), "alice:one").unwrap();
+        let folder = dir.path().display().to_string();
+        let credentials = [("CREDENTIALS_DIRECTORY", folder.as_str())];
+        let config = read("", &credentials, vec![]).unwrap();
+        assert_eq!(config.server.api_keys[0].name, "alice");
+        let file = config.settings.iter().find(|s| s.key == "server.api_key_file").unwrap();
+        assert_eq!(file.origin, Origin::Credential(dir.path().join("api_keys")));
+        std::fs::write(dir.path().join("other"), "bob:two").unwrap();
+        let toml = format!("[server]\napi_key_file = {:?}", dir.path().join("other"));
+        let config = read(&toml, &credentials, vec![]).unwrap();
+        assert_eq!((config.server.api_keys.len(), &*config.server.api_keys[0].name), (1, "bob"));
+    }
+
+    #[test]
+    fn every_setting_tells_its_value_and_where_it_comes_from() {
+        let flag = Override { flag: "--port", key: "server.port", value: "4".into() };
+        let toml = "[server]\nqueue_capacity = 3\napi_key = \"hidden\"\n[model]\naliases = [\"a\"]";
+        let env =
+            [("AXE_SERVER_PING_INTERVAL_S", "1.5"), ("XDG_CACHE_HOME", "/x"), ("AXE_DECODE_BLOCK_SIZE", "4")];
+        let config = read(toml, &env, vec![flag]).unwrap();
+        let shown = |key: &str| {
+            let setting = config.settings.iter().find(|setting| setting.key == key).unwrap();
+            let kind = match &setting.origin {
+                Origin::File(_) => "file",
+                Origin::Env(name) => name,
+                Origin::Flag(name) => name,
+                Origin::Credential(_) => "credential",
+                Origin::Default => "default",
+            };
+            format!("{} {kind}", setting.value)
+        };
+        for (key, expected) in [
+            ("server.port", "4 --port"),
+            ("server.queue_capacity", "3 file"),
+            ("server.api_key", "\"(secret)\" file"),
+            ("server.ping_interval_s", "1.5 AXE_SERVER_PING_INTERVAL_S"),
+            ("server.host", "\"127.0.0.1\" default"),
+            ("decode.block_size", "4 AXE_DECODE_BLOCK_SIZE"),
+            ("model.aliases", "[\"a\"] file"),
+            ("model.path", "null default"),
+            ("device.cache_dir", "\"/x/axed\" default"),
+        ] {
+            assert_eq!(shown(key), expected, "{key}");
+        }
+        assert!(!format!("{:?}", config.settings).contains("hidden"));
+        let mut keys: Vec<_> = config.settings.iter().map(|setting| setting.key).collect();
+        let all = keys.len();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), all, "each setting is told once");
     }
 
     #[test]

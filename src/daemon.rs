@@ -5,17 +5,19 @@
 //! by the operator: new requests are refused, accepted ones finish within the configured grace, then the sockets
 //! close. A second signal ends everything at once.
 
+mod journal;
+mod listen;
 mod logging;
+mod reload;
 mod supervisor;
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
@@ -23,8 +25,24 @@ use crate::admin::{self, BindError, Board, LogControl, LogRing, Policy, PolicyEr
 use crate::config::Config;
 use crate::decode::BackendError;
 use crate::device::telemetry::Sampler;
-use crate::engine::{Engine, EngineHandle, LoadProgress, Loaded, Options, State};
+use crate::engine::{Engine, EngineHandle, Loader, Options, State};
 use crate::http;
+use reload::Reloader;
+
+/// Where the daemon's configurations and models come from.
+pub trait Source: Send + Sync + 'static {
+    /// Reads the configuration once more, from where it was read at the start.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    fn config(&self) -> Result<Config, BackendError>;
+
+    /// What loads the model of `config`, and pins what it finds out about device and model to `board`.
+    ///
+    /// # Errors
+    /// What shows at once, such as a file that is not there.
+    fn loader(&self, config: &Config, board: &Arc<Board>) -> Result<Box<dyn Loader>, BackendError>;
+}
 
 /// Why the daemon could not start, or did not end in good order.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +57,15 @@ pub enum DaemonError {
         address: SocketAddr,
         /// What the system said.
         source: io::Error,
+    },
+    /// The socket that was handed over is open to the network.
+    #[error(
+        "refusing to serve {address} without an API key: set `server.api_key`, `server.api_key_file` or AXE_API_KEY, or \
+         let the socket's unit listen on 127.0.0.1"
+    )]
+    Exposed {
+        /// Where it listens.
+        address: SocketAddr,
     },
     /// The admin socket cannot be bound.
     #[error(transparent)]
@@ -65,9 +92,28 @@ pub enum DaemonError {
     /// The model could not be loaded.
     #[error("{0}")]
     Load(String),
+    /// The engine has failed while it served.
+    #[error("the engine has failed: {0}")]
+    Failed(String),
+    /// The device keeps the engine's thread.
+    #[error("the device does not answer, and the engine could not end it: {0}")]
+    Hung(String),
     /// A second signal came while draining.
     #[error("ended at once by a second signal; requests were cut off")]
     Interrupted,
+}
+
+impl DaemonError {
+    /// The exit status that tells a supervisor what happened: 1 for what keeps a daemon from starting, and for requests
+    /// that were cut off; 3 for a device that failed too often; 4 for one that never answered.
+    #[must_use]
+    pub fn status(&self) -> u8 {
+        match self {
+            Self::Failed(_) => 3,
+            Self::Hung(_) => 4,
+            _ => 1,
+        }
+    }
 }
 
 fn advice(error: &io::Error) -> &'static str {
@@ -86,18 +132,17 @@ fn advice(error: &io::Error) -> &'static str {
 /// gets to end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Runs the daemon until it is told to end. `load` runs on the engine's thread; it also pins what it finds out about
-/// device and model to the operator's board.
+/// Time that a hanging engine gets to come back; systemd's watchdog, where there is one, has less patience.
+const HUNG: Duration = Duration::from_secs(300);
+
+/// Runs the daemon until it is told to end. The model of `config` is loaded by what `source` gives.
 ///
 /// Threads may be left behind that still use OpenCL: end the process with
 /// [`leave`](crate::device::process::leave) afterwards.
 ///
 /// # Errors
 /// Everything in [`DaemonError`]; an end by signal or drain is none.
-pub fn run(
-    config: Config,
-    load: impl FnOnce(&LoadProgress, &Arc<Board>) -> Result<Loaded, BackendError> + Send + 'static,
-) -> Result<(), DaemonError> {
+pub fn run(config: Config, source: impl Source) -> Result<(), DaemonError> {
     let ring = LogRing::new(config.log.ring_size);
     let control = logging::start(&config.log, ring.clone()).map_err(DaemonError::LogLevel)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -105,7 +150,7 @@ pub fn run(
         .enable_all()
         .build()
         .map_err(system("start the network threads"))?;
-    let outcome = runtime.block_on(serve(config, load, ring, control));
+    let outcome = runtime.block_on(serve(config, Arc::new(source), ring, control));
     // Whoever is still encoding a prompt need not be waited for.
     runtime.shutdown_background();
     outcome
@@ -117,37 +162,25 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> DaemonError {
 
 async fn serve(
     config: Config,
-    load: impl FnOnce(&LoadProgress, &Arc<Board>) -> Result<Loaded, BackendError> + Send + 'static,
+    source: Arc<dyn Source>,
     ring: LogRing,
     control: LogControl,
 ) -> Result<(), DaemonError> {
     let mut signals = Signals::new().map_err(system("listen for signals"))?;
-    let address = SocketAddr::new(config.server.host, config.server.port);
-    let listener =
-        TcpListener::bind(address).await.map_err(|source| DaemonError::Bind { address, source })?;
-    let address = listener.local_addr().map_err(|source| DaemonError::Bind { address, source })?;
+    // Where there is a terminal, this signal says that it is gone, and ends the program as it ends others.
+    let hangups = (!io::stdin().is_terminal()).then(|| signal(SignalKind::hangup())).transpose();
+    let hangups = hangups.map_err(system("listen for signals"))?;
+    let (listener, address) = listen::public(&config.server)?;
     let policy = Policy::new(config.admin.group.as_deref())?;
     let socket = bind_admin(&config, &policy).await?;
 
-    let (send_board, board_for_engine) = mpsc::channel::<Arc<Board>>();
-    let options = Options { queue_capacity: config.server.queue_capacity };
-    let engine = Engine::spawn(
-        move |progress| {
-            let board = board_for_engine.recv()?;
-            load(progress, &board)
-        },
-        options,
-    )
-    .map_err(system("start the engine's thread"))?;
+    let engine = Engine::new(options(&config));
     let handle = engine.handle();
-    let shown = serde_json::to_value(&config).unwrap_or_default();
-    let board = Arc::new(Board::new(handle.clone(), shown, Sampler::new()));
+    let board = Arc::new(Board::new(handle.clone(), admin::shown(&config), Sampler::new()));
     board.pin_address(format!("http://{address}"));
-    if let Some(why) = &config.studio.ignored {
-        board.warn(why);
-    }
-    // The thread waits for it, so there is a receiver.
-    let _sent = send_board.send(Arc::clone(&board));
+    config.warnings.iter().for_each(|warning| board.warn(warning));
+    let loader = source.loader(&config, &board).map_err(|error| DaemonError::Load(error.to_string()))?;
+    engine.start(loader).map_err(system("start the engine's thread"))?;
     tracing::info!(%address, admin = %socket.path().display(), "listening; loading the model");
 
     let (stop, stopped) = watch::channel(false);
@@ -155,14 +188,19 @@ async fn serve(
         // An error means that the sender is gone, which is a stop, too.
         drop(stopped.wait_for(|stop| *stop).await);
     };
-    let app = http::App::new(handle.clone(), &config);
-    let public = tokio::spawn(http::serve(listener, app, when_stopped(stopped.clone()), FAREWELL));
-    let admin = admin::Server::new(board, policy, ring, control);
+    let face = http::Face::from(http::App::new(handle.clone(), &config));
+    let reloader = Arc::new(Reloader::new(source, config, &handle, &board, &face, &control));
+    let public = tokio::spawn(http::serve(listener, face, when_stopped(stopped.clone()), FAREWELL));
+    let admin = admin::Server::new(board, policy, ring, control).with_reload(reloader.hook());
     let admin = tokio::spawn(admin.serve(socket, when_stopped(stopped)));
     let reporter = tokio::spawn(supervisor::report(handle.clone(), address));
+    let listening = hangups.map(|hangups| tokio::spawn(Arc::clone(&reloader).listen(hangups)));
 
-    let outcome = attend(&handle, &mut signals, config.server.drain_grace).await;
+    let outcome = attend(&handle, &mut signals, &reloader).await;
     reporter.abort();
+    if let Some(listening) = listening {
+        listening.abort();
+    }
     stop.send_replace(true);
     // Neither task panics or is aborted, so there is nothing in their results.
     let _ended = tokio::join!(public, admin);
@@ -173,6 +211,17 @@ async fn serve(
     }
     tracing::info!("ended in good order");
     Ok(())
+}
+
+/// What the engine is to know of a configuration.
+fn options(config: &Config) -> Options {
+    Options {
+        queue_capacity: config.server.queue_capacity,
+        pass_limit: config.device.pass_timeout,
+        most_faults: config.device.max_faults,
+        fault_window: config.device.fault_window,
+        idle_unload: config.model.idle_unload,
+    }
 }
 
 async fn bind_admin(config: &Config, policy: &Policy) -> Result<admin::Listener, DaemonError> {
@@ -212,23 +261,36 @@ enum Ended {
 }
 
 /// Waits until the engine has ended: by itself, or after a signal.
-async fn attend(handle: &EngineHandle, signals: &mut Signals, grace: Duration) -> Result<Ended, DaemonError> {
+async fn attend(
+    handle: &EngineHandle,
+    signals: &mut Signals,
+    reloader: &Reloader,
+) -> Result<Ended, DaemonError> {
     let mut state = handle.watch();
     let mut was_ready = false;
     // Until somebody wants an end.
     loop {
         let now = state.borrow_and_update().clone();
-        match now {
+        match now.clone() {
             State::Loading { .. } => {}
             State::Ready => was_ready = true,
             State::Draining => break,
             State::Stopped => return Ok(Ended::Joinable),
-            // A daemon that fails after it was ready stays, so that the operator can look at it; systemd's watchdog
-            // restarts it where there is one.
-            State::Failed { .. } if was_ready => {}
+            State::Hung { .. } => {}
+            State::Failed { error } if was_ready => return Err(DaemonError::Failed(error)),
             State::Failed { error } => return Err(DaemonError::Load(error)),
         }
+        let hung = async {
+            match now {
+                State::Hung { error } => {
+                    tokio::time::sleep(HUNG).await;
+                    error
+                }
+                _ => std::future::pending().await,
+            }
+        };
         tokio::select! {
+            error = hung => return Err(DaemonError::Hung(error)),
             changed = state.changed() => if changed.is_err() { return Ok(Ended::Joinable) },
             () = signals.next() => break,
         }
@@ -248,6 +310,7 @@ async fn attend(handle: &EngineHandle, signals: &mut Signals, grace: Duration) -
         });
     }
     let left = status.queue.depth + usize::from(status.running.is_some());
+    let grace = reloader.drain_grace();
     tracing::info!(requests = left, grace_s = grace.as_secs_f64(), "draining: taking nothing new");
     handle.drain();
     let mut over = pin!(handle.over());

@@ -6,11 +6,14 @@ mod checkpoint;
 mod diffusion;
 mod observed;
 mod planned;
+mod profiled;
 mod published;
+mod stamp;
 pub mod startup;
 pub mod text;
 mod vocabulary;
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,17 +21,19 @@ use axectl::protocol;
 
 use crate::admin::Board;
 use crate::config::{Config, DeviceConfig, DeviceKind};
-use crate::decode::{Backend, BackendError};
+use crate::decode::{Backend, BackendError, Memory};
 use crate::device::{self, Device, DeviceOptions, DeviceSelector};
-use crate::engine::{LoadProgress, Loaded, Model, ModelKind};
+use crate::engine::{Constraints, LoadProgress, Loaded, Loader, Model, ModelKind};
+use crate::ops::Products;
 use crate::text::{ChatTemplate, Tokenizer};
-use observed::Observed;
+use observed::{Observed, Pins};
 use startup::{Choice, Reason};
 
 pub use checkpoint::Checkpoint;
 pub use diffusion::{bar_what_fits, open_diffusion};
 pub use planned::{Plan, plan};
 pub use published::{PublishedText, published_text};
+pub use stamp::Stamp;
 pub use startup::{DEFAULT_CHUNK, DEFAULT_CONTEXT};
 pub use vocabulary::vocabulary;
 
@@ -62,6 +67,49 @@ pub fn open_device(config: &DeviceConfig) -> Result<Device, device::DeviceError>
     )
 }
 
+/// Loads the model that a configuration names, as often as the engine needs it.
+pub struct ModelLoader {
+    config: Config,
+    path: PathBuf,
+    board: Arc<Board>,
+}
+
+impl ModelLoader {
+    /// Of the model of `config`, which must name one that is there; what is found out goes to `board`.
+    ///
+    /// # Errors
+    /// No model is named, or it cannot be opened.
+    pub fn new(config: Config, board: Arc<Board>) -> Result<Self, BackendError> {
+        let path = Self::path(&config)?;
+        Ok(Self { config, path, board })
+    }
+
+    /// The model that `config` names. Loading happens on another thread and later; what is missing is known at once.
+    ///
+    /// # Errors
+    /// As for [`ModelLoader::new`].
+    pub fn path(config: &Config) -> Result<PathBuf, BackendError> {
+        let path = config.model.path.clone();
+        let path =
+            path.ok_or("no model to serve: name one with --model, AXE_MODEL or `model.path` in daemon.toml")?;
+        std::fs::File::open(&path)
+            .map_err(|error| format!("cannot open the model {}: {error}", path.display()))?;
+        Ok(path)
+    }
+}
+
+impl Loader for ModelLoader {
+    fn load(&mut self, progress: &LoadProgress) -> Result<Loaded, BackendError> {
+        load(&self.config, &self.path, progress, &self.board)
+    }
+
+    fn fits_beside(&mut self, held: Memory) -> Result<bool, BackendError> {
+        let device = open_device(&self.config.device)?;
+        let held = held.weights + held.kv_cache + held.scratch;
+        planned::fits_beside(&self.config, &self.path, &device, held)
+    }
+}
+
 /// Loads the model for serving; runs on the engine's thread.
 ///
 /// # Errors
@@ -73,7 +121,7 @@ pub fn load(
     board: &Arc<Board>,
 ) -> Result<Loaded, BackendError> {
     progress.report(0.0, "reading the checkpoint");
-    let load = Load { config, path, progress, board };
+    let load = Load { config, path, progress, board, warnings: RefCell::default() };
     match Checkpoint::open(path)? {
         Checkpoint::Causal(gguf) => causal::load(&gguf, &load),
         Checkpoint::Diffusion(checkpoint) => diffusion::load(&checkpoint, &load),
@@ -86,11 +134,14 @@ struct Load<'a> {
     path: &'a Path,
     progress: &'a LoadProgress,
     board: &'a Arc<Board>,
+    /// What the operator should know of this model.
+    warnings: RefCell<Vec<String>>,
 }
 
 /// What is there before weights are.
 struct Opened {
     device: Device,
+    pinned: protocol::Device,
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
 }
@@ -104,6 +155,7 @@ struct Facts {
     choices: String,
     context: usize,
     kind: ModelKind,
+    products: Products,
 }
 
 impl Load<'_> {
@@ -125,7 +177,7 @@ impl Load<'_> {
         let device = device?;
         let info = device.info();
         tracing::info!(device = %info, driver = info.driver_version, "opened");
-        self.board.pin_device(protocol::Device {
+        let pinned = protocol::Device {
             name: info.name.clone(),
             kind: info.kind.to_string(),
             platform: format!("{} ({})", info.platform, info.platform_version),
@@ -133,8 +185,10 @@ impl Load<'_> {
             pci: info.pci.clone(),
             compute_units: info.compute_units,
             memory_bytes: info.global_mem,
-        });
-        Ok(Opened { device, tokenizer, template })
+        };
+        // Of the first model the device is shown while it loads, of others when they serve.
+        self.board.pin_first_device(&pinned);
+        Ok(Opened { device, pinned, tokenizer, template })
     }
 
     /// Tells what was chosen.
@@ -142,39 +196,66 @@ impl Load<'_> {
         for Reason { what, value, why } in &choice.reasons {
             tracing::info!("chosen {what}: {value}: {why}");
         }
-        choice.warnings.iter().for_each(|warning| self.board.warn(warning));
+        choice.warnings.iter().for_each(|warning| self.warn(warning.clone()));
+    }
+
+    /// Warns the operator of something about this model.
+    fn warn(&self, warning: String) {
+        tracing::warn!("{warning}");
+        self.warnings.borrow_mut().push(warning);
     }
 
     fn preparing(&self, share: f32) {
         self.progress.report(f64::from(share), "preparing kernels and weights");
     }
 
-    /// Shows the model on the board and hands it over.
+    /// Hands the model over; the board shows it once it serves.
     fn loaded(&self, opened: Opened, backend: Box<dyn Backend>, facts: Facts) -> Loaded {
-        let Opened { device, tokenizer, template } = opened;
+        let Opened { device, pinned, tokenizer, template } = opened;
         let name = self.config.model.name();
-        self.board.pin_model(protocol::Model {
+        let shown = protocol::Model {
             name: name.clone(),
             path: self.path.display().to_string(),
             architecture: facts.architecture.to_owned(),
             quantisation: facts.quantisation,
             identity: facts.identity.clone(),
             context_length: facts.context,
-        });
+        };
+        let kernels = kernels(&device, facts.products);
+        let pins = Pins { device: pinned, model: shown, kernels, warnings: self.warnings.take() };
         let info = device.info();
         let words = format!("{} ({}, {} compute units)", info.name, info.platform, info.compute_units);
         Loaded {
-            backend: Box::new(Observed { backend, device, board: Arc::clone(self.board) }),
+            backend: Box::new(Observed::new(backend, device, Arc::clone(self.board), pins)),
             model: Model {
                 name,
                 identity: format!("{} {} {}", facts.identity, facts.choices, self.config.device.kv_cache),
                 device: words,
                 kind: facts.kind,
                 context_length: facts.context,
-                tokenizer,
+                tokenizer: tokenizer.into(),
                 template,
+                constraints: Constraints::default(),
             },
         }
+    }
+}
+
+/// What operators are told of the kernels.
+fn kernels(device: &Device, products: Products) -> protocol::Kernels {
+    let test = |check: device::Check| protocol::SelfTest {
+        kernel: check.kernel,
+        passed: check.passed,
+        // A number that is none has no share, and JSON no word for it.
+        worst: if check.worst.is_finite() { check.worst } else { f64::MAX },
+    };
+    protocol::Kernels {
+        family: "vector".to_owned(),
+        products: match products {
+            Products::Vector => "vectors".to_owned(),
+            Products::MatrixUnit => "matrix unit".to_owned(),
+        },
+        self_tests: device.checks().into_iter().map(test).collect(),
     }
 }
 

@@ -4,9 +4,15 @@ mod commands;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use axe::admin::Board;
 use axe::config::Config;
+use axe::daemon::{DaemonError, Source};
+use axe::decode::BackendError;
+use axe::engine::Loader;
+use axe::load::ModelLoader;
 use clap::{Args, Parser, Subcommand};
 
 /// Serves text generation on OpenCL devices.
@@ -36,6 +42,8 @@ enum Command {
     Tokenize(commands::tokenize::Options),
     /// Print the text of token ids.
     Detokenize(commands::detokenize::Options),
+    /// Show every setting in force and where it comes from.
+    Config(commands::config::Options),
     /// List the OpenCL devices of this machine.
     Devices(commands::devices::Options),
     /// Quantise the experts of a DiffusionGemma checkpoint to 4 bits.
@@ -49,7 +57,7 @@ enum Command {
 }
 
 /// Flags for what people change most; everything else is in `daemon.toml`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct Settings {
     /// Configuration file [default: $AXE_CONFIG, else ./daemon.toml, else /etc/axed/daemon.toml].
     #[arg(long, value_name = "FILE")]
@@ -85,18 +93,18 @@ pub struct Settings {
 
 impl Settings {
     /// The configuration with these flags on top.
-    fn into_config(self) -> Result<Config> {
-        let path = |path: Option<PathBuf>| path.map(|p| p.to_string_lossy().into_owned());
+    fn config(&self) -> Result<Config> {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|p| p.to_string_lossy().into_owned());
         let flags = [
-            ("--model", "model.path", path(self.model)),
-            ("--served-name", "model.served_name", self.served_name),
-            ("--context-length", "model.context_length", self.context_length),
-            ("--host", "server.host", self.host),
-            ("--port", "server.port", self.port),
-            ("--block-size", "decode.block_size", self.block_size),
-            ("--device", "device.kind", self.device),
-            ("--admin-socket", "admin.socket", path(self.admin_socket)),
-            ("--log-level", "log.level", self.log_level),
+            ("--model", "model.path", path(&self.model)),
+            ("--served-name", "model.served_name", self.served_name.clone()),
+            ("--context-length", "model.context_length", self.context_length.clone()),
+            ("--host", "server.host", self.host.clone()),
+            ("--port", "server.port", self.port.clone()),
+            ("--block-size", "decode.block_size", self.block_size.clone()),
+            ("--device", "device.kind", self.device.clone()),
+            ("--admin-socket", "admin.socket", path(&self.admin_socket)),
+            ("--log-level", "log.level", self.log_level.clone()),
         ];
         commands::configured(self.config.as_deref(), flags)
     }
@@ -111,7 +119,8 @@ fn main() -> ExitCode {
                 Ok(()) => 0,
                 Err(error) => {
                     commands::tell(format_args!("axed: {}", chain(&error)));
-                    if error.is::<commands::WrongUsage>() { 2 } else { 1 }
+                    let of_daemon = error.downcast_ref().map_or(1, DaemonError::status);
+                    if error.is::<commands::WrongUsage>() { 2 } else { of_daemon }
                 }
             };
             axe::device::process::leave(status)
@@ -122,6 +131,7 @@ fn main() -> ExitCode {
         Command::Denoise(options) => commands::denoise::run(&options),
         Command::Tokenize(options) => commands::tokenize::run(&options),
         Command::Detokenize(options) => commands::detokenize::run(&options),
+        Command::Config(options) => commands::config::run(&options),
         Command::Devices(options) => commands::devices::run(&options),
         Command::Convert(options) => commands::convert::run(&options),
         Command::BenchDenoise(options) => commands::bench_denoise::run(&options),
@@ -152,21 +162,30 @@ fn chain(error: &anyhow::Error) -> String {
 }
 
 fn serve(settings: Settings) -> Result<()> {
-    let config = settings.into_config()?;
+    let config = settings.config()?;
     // Before any thread starts: it may have to set variables that the OpenCL loader reads.
     let runtime = axe::device::runtime::locate(config.device.threads)?;
-    let path = config
-        .model
-        .path
-        .clone()
-        .context("no model to serve: name one with --model, AXE_MODEL or `model.path` in daemon.toml")?;
-    // Loading happens on another thread, after the sockets are bound; a missing file is known at once.
-    std::fs::File::open(&path).with_context(|| format!("cannot open the model {}", path.display()))?;
-    let for_loading = config.clone();
-    axe::daemon::run(config, move |progress, board| {
-        let vendors = axe::device::runtime::vendor_folder();
-        tracing::info!(vendors = %vendors.display(), "OpenCL runtime: {}", runtime.reason);
-        axe::load::load(&for_loading, &path, progress, board)
-    })?;
+    // Before a port is taken.
+    ModelLoader::path(&config).map_err(anyhow::Error::from_boxed)?;
+    axe::daemon::run(config, Served { settings, runtime: runtime.reason.to_string() })?;
     Ok(())
+}
+
+/// The daemon's configurations, by the same flags each time, and the models that they name.
+struct Served {
+    settings: Settings,
+    /// Why this OpenCL runtime.
+    runtime: String,
+}
+
+impl Source for Served {
+    fn config(&self) -> Result<Config, BackendError> {
+        self.settings.config().map_err(|error| chain(&error).into())
+    }
+
+    fn loader(&self, config: &Config, board: &Arc<Board>) -> Result<Box<dyn Loader>, BackendError> {
+        let vendors = axe::device::runtime::vendor_folder();
+        tracing::info!(vendors = %vendors.display(), "OpenCL runtime: {}", self.runtime);
+        Ok(Box::new(ModelLoader::new(config.clone(), Arc::clone(board))?))
+    }
 }

@@ -19,7 +19,7 @@ fn stage(options: BlockOptions) -> Stage {
         let model = Hashed { vocabulary: 130, context: CONTEXT, rows: 64, ..Hashed::default() };
         Ok(loaded(CausalBackend::new(model, options), Some(stage::TEMPLATE)))
     };
-    let engine = Engine::spawn(load, Options { queue_capacity: 4 }).unwrap().handle();
+    let engine = Engine::spawn(load, Options { queue_capacity: 4, ..Options::default() }).unwrap().handle();
     let mut state = engine.watch();
     futures::executor::block_on(state.wait_for(|state| *state == State::Ready)).unwrap();
     Stage { engine, script: Arc::new(Script::saying("")) }
@@ -33,6 +33,7 @@ fn request(seed: u64, max_tokens: usize) -> Request {
         stop: Stop { max_tokens, ignore_eos: true, ..Stop::default() },
         channels: true,
         drafts: false,
+        ..Request::default()
     }
 }
 
@@ -82,10 +83,16 @@ async fn guesses_are_shown_to_those_who_look_and_are_no_first_token() {
     let stage = stage(fixed(8));
     let silent = run(&stage, request(0, 100)).await;
     assert!(!silent.events.iter().any(|event| matches!(event, Event::Draft { .. })));
-    let job = Request { drafts: true, ..request(0, 100) };
-    let shown = run(&stage, job).await;
-    let drafts = shown.events.iter().filter(|event| matches!(event, Event::Draft { .. })).count();
-    assert!(drafts > 0);
+    let drafts = |outcome: &Outcome| outcome.events.iter().any(|event| matches!(event, Event::Draft { .. }));
+    // A draft that nobody has read when its pass is over is dropped: on a busy machine that may be all of one answer.
+    let mut shown = run(&stage, Request { drafts: true, ..request(0, 100) }).await;
+    for _ in 0..50 {
+        if drafts(&shown) {
+            break;
+        }
+        shown = run(&stage, Request { drafts: true, ..request(0, 100) }).await;
+    }
+    assert!(drafts(&shown));
     assert_eq!((shown.text, shown.tokens), (silent.text, silent.tokens));
     // A draft is no pass.
     let blocks = shown.stats.blocks.unwrap();

@@ -69,20 +69,6 @@ fn sampling(prompt: usize, seed: u64) -> Sampling {
     }
 }
 
-fn add(sum: &mut BlockStats, stats: &BlockStats) {
-    sum.passes += stats.passes;
-    sum.evaluated += stats.evaluated;
-    sum.committed += stats.committed;
-    if sum.proposers.is_empty() {
-        sum.proposers = stats.proposers.clone();
-    } else {
-        for (sum, stats) in sum.proposers.iter_mut().zip(&stats.proposers) {
-            sum.offered += stats.offered;
-            sum.accepted += stats.accepted;
-        }
-    }
-}
-
 fn show(what: &str, stats: &BlockStats) {
     let guesses: Vec<String> =
         stats.proposers.iter().map(|p| format!("{} {}/{}", p.name, p.accepted, p.offered)).collect();
@@ -123,7 +109,7 @@ fn law(path: &Path, prompts: &[Vec<u32>], tokens: usize) {
                     "{}: prompt {place}, seed {seed}, width {name}, {sampling:?}",
                     path.display()
                 );
-                add(sum, &told.stats);
+                sum.add(&told.stats);
             }
         }
     }

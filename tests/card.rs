@@ -2,90 +2,23 @@
 //! as fast. `scripts/test.sh card` asks with seeds 1 to 20 and judges the steps of each set, too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod served;
 mod support;
 
 use std::collections::BTreeMap;
-use std::fs::{File, read, read_dir};
-use std::net::TcpListener;
+use std::fs::{read, read_dir};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
-use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
-use support::{cache_dir, fixture};
-use tempfile::TempDir;
+use served::Daemon;
+use support::fixture;
 
-const PATIENCE: Duration = Duration::from_secs(120);
 const SEEDS: [u64; 2] = [1, 2];
 /// A rate may be this much below PyTorch's.
 const POINTS: f64 = 0.03;
 /// Steps a canvas may be this much off PyTorch's, as a share.
 const STEPS: f64 = 0.05;
-
-/// A daemon with the miniature, on its defaults; it ends with this.
-struct Daemon {
-    child: Child,
-    port: u16,
-    client: Client,
-    _folder: TempDir,
-}
-
-impl Daemon {
-    async fn start(model: &Path) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let log = folder.path().join("log");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_axed"));
-        for name in ["AXE_CONFIG", "AXE_API_KEY", "AXE_HOST", "NOTIFY_SOCKET"] {
-            command.env_remove(name);
-        }
-        let child = command
-            .args(["serve", "--port", &port.to_string(), "--model"])
-            .arg(model)
-            .arg("--admin-socket")
-            .arg(folder.path().join("admin.sock"))
-            .env("AXE_DEVICE_CACHE_DIR", cache_dir())
-            .current_dir(folder.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(File::create(&log).unwrap())
-            .spawn()
-            .unwrap();
-        let client = Client::builder().timeout(PATIENCE).build().unwrap();
-        let mut daemon = Self { child, port, client, _folder: folder };
-        let started = Instant::now();
-        loop {
-            let answer = daemon.client.get(daemon.url("/ready")).send().await;
-            if answer.is_ok_and(|answer| answer.status() == StatusCode::OK) {
-                return daemon;
-            }
-            let ended = daemon.child.try_wait().unwrap().is_some();
-            let told = || std::fs::read_to_string(&log).unwrap();
-            assert!(!ended && started.elapsed() < PATIENCE, "not ready: {}", told());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    fn url(&self, path: &str) -> String {
-        format!("http://127.0.0.1:{}{path}", self.port)
-    }
-
-    async fn ask(&self, question: &str, seed: u64) -> Value {
-        let body =
-            json!({"messages": [{"role": "user", "content": question}], "seed": seed, "max_tokens": 128});
-        let response = self.client.post(self.url("/v1/chat/completions")).json(&body).send().await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK);
-        response.json().await.unwrap()
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
 
 /// What is in a directory, by name.
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -108,7 +41,9 @@ async fn every_set_of_the_card_is_answered_as_exactly_as_pytorch_does() {
         let mut wrong = Vec::new();
         for seed in SEEDS {
             for pair in pairs {
-                let answer = daemon.ask(pair[0].as_str().unwrap(), seed).await;
+                let message = json!({"role": "user", "content": pair[0]});
+                let body = json!({"messages": [message], "seed": seed, "max_tokens": 128});
+                let answer = daemon.ask("/v1/chat/completions", &body).await;
                 let text = &answer["choices"][0]["message"]["content"];
                 if *text != pair[1] {
                     wrong.push(format!("{} with seed {seed}: {text}", pair[0]));

@@ -47,11 +47,13 @@ fn loaded(config: &Config, path: &Path) -> (Memory, usize) {
     let (wanted, of_model) = (config.clone(), path.to_owned());
     let engine = Engine::spawn(
         move |progress| axe::load::load(&wanted, &of_model, progress, &board.recv().unwrap()),
-        Options { queue_capacity: 1 },
+        Options { queue_capacity: 1, ..Options::default() },
     )
     .unwrap();
     let handle = engine.handle();
-    send_board.send(Arc::new(Board::new(handle.clone(), Value::Null, Sampler::new()))).unwrap();
+    send_board
+        .send(Arc::new(Board::new(handle.clone(), axectl::protocol::Config::default(), Sampler::new())))
+        .unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut watch = handle.watch();
     let state = runtime.block_on(async {

@@ -6,12 +6,18 @@ mod support;
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use axe::admin::Board;
+use axe::config::Config;
+use axe::daemon::Source;
+use axe::decode::{BackendError, Memory};
+use axe::engine::{LoadProgress, Loaded, Loader};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
@@ -22,17 +28,40 @@ use stage::{PATIENCE, Script, Scripted, TEMPLATE, config, loaded};
 #[ignore = "run by other tests, as a child process"]
 fn scripted_daemon() {
     let toml = std::env::var("TEST_CONFIG").expect("set by the parent");
-    let script = Arc::new(Script::endless().pace(Duration::from_millis(10)));
-    let outcome = axe::daemon::run(config(&toml), move |progress, _| {
-        progress.report(0.5, "raising the curtain");
-        std::thread::sleep(Duration::from_millis(200));
-        Ok(loaded(Scripted(script), Some(TEMPLATE)))
-    });
-    if let Err(error) = outcome {
+    if let Err(error) = axe::daemon::run(config(&toml), Theatre(toml)) {
         eprintln!("axed: {error}");
-        std::process::exit(1);
+        std::process::exit(error.status().into());
     }
     std::process::exit(0);
+}
+
+/// Where the scripted daemon's configuration and model come from.
+struct Theatre(String);
+
+impl Source for Theatre {
+    fn config(&self) -> Result<Config, BackendError> {
+        Ok(config(&self.0))
+    }
+
+    fn loader(&self, _config: &Config, _board: &Arc<Board>) -> Result<Box<dyn Loader>, BackendError> {
+        Ok(Box::new(Stagehand))
+    }
+}
+
+/// Loads the scripted model.
+struct Stagehand;
+
+impl Loader for Stagehand {
+    fn load(&mut self, progress: &LoadProgress) -> Result<Loaded, BackendError> {
+        progress.report(0.5, "raising the curtain");
+        std::thread::sleep(Duration::from_millis(200));
+        let script = Script::endless().pace(Duration::from_millis(10));
+        Ok(loaded(Scripted(Arc::new(script)), Some(TEMPLATE)))
+    }
+
+    fn fits_beside(&mut self, _held: Memory) -> Result<bool, BackendError> {
+        Ok(true)
+    }
 }
 
 /// A running scripted daemon that speaks to a supervisor.
@@ -46,6 +75,11 @@ struct Daemon {
 
 impl Daemon {
     fn start(server: &str) -> Self {
+        Self::start_on(server, None)
+    }
+
+    /// As [`start`](Self::start), with a socket handed over as systemd does it.
+    fn start_on(server: &str, public: Option<TcpListener>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let notify = folder.path().join("notify");
         let supervisor = UnixDatagram::bind(&notify).unwrap();
@@ -62,9 +96,12 @@ impl Daemon {
         });
         let socket = folder.path().join("run/admin.sock");
         let toml = format!("[server]\nport = 0\n{server}\n[admin]\nsocket = {socket:?}");
+        let hand_over = if public.is_some() { "LISTEN_PID=$$ LISTEN_FDS=1" } else { "" };
+        let stdin = public.map_or_else(Stdio::null, |socket| Stdio::from(OwnedFd::from(socket)));
         let child = Command::new("sh")
-            // The watchdog is meant for the process whose id it names.
-            .args(["-c", "WATCHDOG_PID=$$ exec \"$0\" \"$@\""])
+            // The watchdog is meant for the process whose id it names; so are sockets, of which the first is number 3.
+            .args(["-c", &format!("WATCHDOG_PID=$$ {hand_over} exec \"$0\" \"$@\" 3<&0 </dev/null")])
+            .stdin(stdin)
             .arg(std::env::current_exe().unwrap())
             .args(["scripted_daemon", "--exact", "--ignored", "--nocapture"])
             .env("TEST_CONFIG", toml)
@@ -289,4 +326,26 @@ fn what_cannot_start_says_why_and_exits_1_or_2_for_wrong_usage() {
         }
         assert!(!text.contains("panicked"), "{text}");
     }
+}
+
+#[tokio::test]
+async fn a_socket_that_was_handed_over_is_served_and_outlives_the_daemon() {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    // Waits in the kernel's queue until there is a daemon, which need not listen where its configuration says.
+    let early = std::net::TcpStream::connect(address).unwrap();
+    let mut daemon = Daemon::start_on("", Some(socket.try_clone().unwrap()));
+    assert_eq!(daemon.url, format!("http://{address}"));
+    let answer = reqwest::get(format!("{}/ready", daemon.url)).await.unwrap();
+    assert_eq!(answer.status(), 200);
+    drop(early);
+    daemon.signal(Signal::SIGTERM);
+    let (status, log) = daemon.end();
+    assert_eq!(status, 0, "{log}");
+    assert!(log.contains("the public socket was handed over"), "{log}");
+    // Whoever comes now waits for the next daemon.
+    let waiting = std::net::TcpStream::connect(address).unwrap();
+    let daemon = Daemon::start_on("", Some(socket));
+    drop(waiting);
+    assert_eq!(reqwest::get(format!("{}/health", daemon.url)).await.unwrap().status(), 200);
 }

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use axe::device::{Arg, Device, DeviceError, DeviceOptions, DeviceSelector, Launch, Program, Purpose};
+use axe::device::{Arg, Device, DeviceError, DeviceOptions, DeviceSelector, Launch, Program, Purpose, Work};
 
 const SOURCE: &str = r"
 __kernel void put(__global uint *out, const uint value) { out[get_global_id(0)] = value + VALUE; }
@@ -174,6 +174,18 @@ fn times_are_added_up_by_kernel_and_only_when_asked() {
     device.enqueue(&prepared).unwrap();
     device.launch(&put, &[Arg::Buffer(&b), Arg::U32(1)], &[1024], None).unwrap();
     assert_eq!(counts(&device), [("put".to_owned(), 2)]);
+
+    // What a launch does is counted, with the positions before its rows as far as it looks back.
+    device.reset_profile();
+    let work =
+        Work { bytes: 100, operations: 7, bytes_a_position: 10, operations_a_position: 1, most_positions: 5 };
+    let mut prepared = prepared.doing(work);
+    for positions in [0, 3, 8] {
+        prepared.behind(positions);
+        device.enqueue(&prepared).unwrap();
+    }
+    let time = &device.profile().unwrap()[0];
+    assert_eq!((time.launches, time.bytes, time.operations), (3, 300 + 30 + 50, 21 + 3 + 5));
 
     let plain = Device::open(&DeviceSelector::default(), &DeviceOptions::default()).unwrap();
     assert!(device.is_profiling() && !plain.is_profiling());

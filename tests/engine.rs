@@ -20,6 +20,7 @@ fn request(prompt: &str) -> Request {
         stop: Stop { max_tokens: 1000, ..Stop::default() },
         channels: true,
         drafts: false,
+        ..Request::default()
     }
 }
 
@@ -321,10 +322,10 @@ async fn a_panic_of_the_backend_is_a_failed_engine_that_says_so_to_everyone() {
     let stage = Stage::ready(Script::saying("hello").trouble(2, Trouble::Panic).gated(), 4);
     let jobs = ["a", "b"].map(|p| stage.engine.submit(request(p)).unwrap());
     stage.script.permit(10);
-    for job in jobs {
-        let FinishReason::Error(error) = listen(job.events).await.reason else { panic!("no error") };
-        assert!(error.contains("the device fell over"), "{error}");
-    }
+    let [running, waiting] = jobs;
+    let FinishReason::Error(error) = listen(running.events).await.reason else { panic!("no error") };
+    assert!(error.contains("the device fell over"), "{error}");
+    assert_eq!(listen(waiting.events).await.reason, FinishReason::Cancelled(Cause::Outage));
     let State::Failed { error } = stage.engine.over().await else { panic!("not failed") };
     assert!(error.contains("while generating: the device fell over"), "{error}");
     assert!(matches!(stage.engine.submit(request("c")), Err(SubmitError::Failed { .. })));
@@ -340,7 +341,7 @@ async fn loading_reports_progress_and_its_failure() {
             wait.recv()?;
             Err("tensor `x` is missing".into())
         },
-        Options { queue_capacity: 1 },
+        Options { queue_capacity: 1, ..Options::default() },
     )
     .unwrap();
     let handle = engine.handle();
@@ -353,7 +354,8 @@ async fn loading_reports_progress_and_its_failure() {
     assert_eq!(handle.over().await, State::Failed { error: "tensor `x` is missing".to_owned() });
     engine.join();
 
-    let engine = Engine::spawn(|_| panic!("no device"), Options { queue_capacity: 1 }).unwrap();
+    let engine =
+        Engine::spawn(|_| panic!("no device"), Options { queue_capacity: 1, ..Options::default() }).unwrap();
     let State::Failed { error } = engine.handle().over().await else { panic!("not failed") };
     assert!(error.contains("while loading the model: no device"), "{error}");
 }
@@ -367,7 +369,7 @@ async fn a_drain_while_loading_ends_the_engine_once_it_is_loaded() {
             progress.report(0.5, "late");
             Ok(loaded(stage::Scripted(Script::saying("x").into()), None))
         },
-        Options { queue_capacity: 1 },
+        Options { queue_capacity: 1, ..Options::default() },
     )
     .unwrap();
     let handle = engine.handle();

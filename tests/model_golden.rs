@@ -53,8 +53,14 @@ fn families_agree_with_their_reference() {
 fn a_model_takes_what_its_plan_says() {
     for name in FAMILIES {
         let gguf = Arc::new(Gguf::open(&fixture(&format!("causal-families/{name}.gguf"))).unwrap());
-        let options =
-            LoadOptions { context: 100, rows: 20, logit_rows: 3, cache: CacheKind::F16, cache_dir: None };
+        let options = LoadOptions {
+            context: 100,
+            rows: 20,
+            logit_rows: 3,
+            cache: CacheKind::F16,
+            cache_dir: None,
+            join: false,
+        };
         let plan = Causal::plan(&gguf, &options).unwrap();
         let device = device();
         let model = Causal::load(device.clone(), gguf, &options, &mut |_| {}).unwrap();

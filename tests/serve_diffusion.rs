@@ -574,3 +574,27 @@ async fn a_directory_without_its_text_side_is_refused_by_name() {
     let log = refused(&fixture("diffusion-random/model"));
     assert!(log.contains("tokenizer.json"), "{log}");
 }
+
+/// Each API tells the same reply in its own words.
+#[tokio::test]
+async fn all_dialects_tell_what_the_miniature_says_and_thinks() {
+    let _turn = TURN.lock().await;
+    let daemon = Daemon::ready().await;
+    let (capital, sum) = ("What is the capital of France?", "What is 9 - 4?");
+    let said = "The capital of France is Paris.";
+    let user = |text: &str| json!([{"role": "user", "content": text}]);
+    let message = daemon.ask("/v1/messages", &json!({"max_tokens": 100, "messages": user(capital)})).await;
+    assert_eq!(message["content"], json!([{"type": "text", "text": said}]));
+    let response = daemon.ask("/v1/responses", &json!({ "input": capital })).await;
+    assert_eq!(response["output"][0]["content"][0]["text"], said);
+    assert_eq!(response["usage"]["output_tokens"], message["usage"]["output_tokens"]);
+    let on = json!({"type": "enabled", "budget_tokens": 1024});
+    let body = json!({"max_tokens": 200, "messages": user(sum), "thinking": on, "seed": 1});
+    let message = daemon.ask("/v1/messages", &body).await;
+    assert_eq!(message["content"][0]["type"], "thinking");
+    let body = json!({"input": sum, "reasoning": {"effort": "high"}, "seed": 1});
+    let response = daemon.ask("/v1/responses", &body).await;
+    assert_eq!(response["output"][0]["summary"][0]["text"], message["content"][0]["thinking"]);
+    assert_eq!(response["output"][1]["content"][0]["text"], message["content"][1]["text"]);
+    assert!(message["content"][1]["text"].as_str().unwrap().contains('5'), "{message}");
+}

@@ -3,18 +3,19 @@
 
 use std::{path::Path, process::Command};
 
+/// The services.
 const UNITS: [&str; 2] = ["axed.service", "axed@.service"];
 
 fn text(name: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd").join(name)).unwrap()
 }
 
-/// Copies of the units whose program exists here, since a unit with a missing program does not verify.
+/// Copies of the units whose programs exist here, since a unit with a missing program does not verify.
 fn units() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
-    for name in UNITS {
-        std::fs::write(directory.path().join(name), text(name).replace("/usr/bin/axed", "/bin/true"))
-            .unwrap();
+    for name in UNITS.into_iter().chain(["axed.socket"]) {
+        let here = text(name).replace("/usr/bin/axed", "/bin/true").replace("/usr/bin/axectl", "/bin/true");
+        std::fs::write(directory.path().join(name), here).unwrap();
     }
     directory
 }
@@ -32,7 +33,7 @@ fn analyze(arguments: &[&str], directory: &Path) -> Option<std::process::Output>
 #[test]
 fn units_verify_without_a_word() {
     let directory = units();
-    for name in UNITS {
+    for name in UNITS.into_iter().chain(["axed.socket"]) {
         let Some(output) = analyze(&["verify", "--man=no", &format!("./{name}")], directory.path()) else {
             return;
         };
@@ -62,6 +63,7 @@ fn the_template_differs_only_in_its_places() {
             "Description",
             "ExecStart=",
             "ExecStartPre=",
+            "ExecReload=",
             "Environment",
             "RuntimeDirectory=",
             "CacheDirectory=",

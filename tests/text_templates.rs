@@ -163,12 +163,42 @@ fn templates_of_the_families_write_what_they_write_under_python() {
     let golden = golden(&folder());
     assert!(golden.whole.len() >= 9 && golden.conversations.len() >= 18);
     let answer = "<end_of_turn>\n<start_of_turn>model\n";
+    // A template that declares no tools gets text; one that knows no calls gets these as text, too.
+    let told = "comes back between <tool_response> and </tool_response>.\n\nWill it rain?";
+    let [rain, one] =
+        ["{\"rain\": true}", "1"].map(|text| format!("<tool_response>\n{text}\n</tool_response>"));
     check(
         &folder(),
         &[
             // There is no system role, so that the text goes to the first user message.
             ("gemma2-like.jinja", "system", &format!("user\nBe brief. \n\nHi{answer}")),
-            ("gemma2-like.jinja", "tools_system", &format!("user\nS\n\nWill it rain?{answer}")),
+            ("gemma2-like.jinja", "tools", &format!("{told}{answer}")),
+            ("gemma2-like.jinja", "tools_system", &format!("{told}{answer}")),
+            ("gemma2-like.jinja", "called", &format!("<start_of_turn>user\n{rain}{answer}")),
+            ("gemma2-like.jinja", "called_twice", &format!("<start_of_turn>user\nThanks{answer}")),
+            ("gemma2-like.jinja", "called_written", &format!("<start_of_turn>user\n{one}{answer}")),
+            ("mistral-small-like.jinja", "tools", "[INST]Will it rain?[/INST]0"),
+            ("mistral-small-like.jinja", "tools_system", "[INST]Will it rain?[/INST]0"),
+            ("mistral-small-like.jinja", "called", &format!("[INST]{rain}[/INST]0")),
+            ("mistral-small-like.jinja", "called_twice", "[INST]Thanks[/INST]0"),
+            ("mistral-small-like.jinja", "called_written", &format!("[INST]{one}[/INST]0")),
+            ("deepseek-v3.jinja", "tools", "<｜User｜>Will it rain?<｜Assistant｜>"),
+            ("deepseek-v3.jinja", "tools_system", "<｜User｜>Will it rain?<｜Assistant｜>"),
+            ("deepseek-v3.jinja", "called_twice", "Yes.<｜end▁of▁sentence｜><｜User｜>Thanks<｜Assistant｜>"),
+            ("deepseek-r1-like.jinja", "tools", "<｜User｜>Will it rain?<｜Assistant｜><think>\n"),
+            ("deepseek-r1-like.jinja", "tools_system", "<｜User｜>Will it rain?<｜Assistant｜><think>\n"),
+            (
+                "deepseek-r1-like.jinja",
+                "called",
+                "<｜tool▁output▁begin｜>{\"rain\": true}<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
+            ),
+            ("deepseek-r1-like.jinja", "called_twice", "<｜User｜>Thanks<｜Assistant｜><think>\n"),
+            // It takes one call a message.
+            (
+                "llama-like.jinja",
+                "called_twice",
+                "Thanks<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+            ),
             // The variable that switches thinking has another name there.
             ("deepseek-r1-like.jinja", "thinking_off", "<｜Assistant｜></think>"),
             // It takes calls only beside no content and with arguments that are text.

@@ -7,7 +7,7 @@ mod checkpoint_support;
 use axe::checkpoint::gguf::Gguf;
 use axe::load::text::tokenizer;
 use axe::load::vocabulary;
-use axe::text::{Specials, TokenKind, Tokenizer};
+use axe::text::{Fim, Specials, TokenKind, Tokenizer};
 use checkpoint_support::{ARRAY, BOOL, Bytes, I32, STRING, U32};
 
 fn strings(bytes: Bytes, key: &str, list: &[&str]) -> Bytes {
@@ -45,6 +45,25 @@ fn every_key_reaches_the_tokenizer() {
     assert_eq!(tokenizer.encode("ab<s>", Specials::Parse), [2, 3]);
     assert_eq!(tokenizer.eos_ids(), [1, 4]);
     assert!(tokenizer.adds_bos());
+}
+
+#[test]
+fn the_tokens_around_a_gap_are_known_by_either_name_and_only_together() {
+    let named = |bytes: Bytes, names: &[&str]| {
+        names.iter().zip(2..).fold(bytes, |bytes, (name, id)| {
+            bytes.key(&format!("tokenizer.ggml.{name}_token_id"), U32).u32(id)
+        })
+    };
+    let wanted = Some(Fim { prefix: 2, suffix: 3, middle: 4 });
+    for names in [["fim_pre", "fim_suf", "fim_mid"], ["prefix", "suffix", "middle"]] {
+        let vocabulary = read(&named(types(begin(7), &[1, 1, 3, 3, 3]), &names)).unwrap();
+        assert_eq!(Tokenizer::new(vocabulary).unwrap().fim(), wanted, "{names:?}");
+        assert_eq!(read(&named(types(begin(6), &[1, 1, 3, 3, 3]), &names[..2])).unwrap().fim, None);
+    }
+    let past = types(begin(7), &[1, 1, 3, 3, 3]);
+    let past = named(past, &["fim_pre", "fim_suf"]).key("tokenizer.ggml.fim_mid_token_id", U32).u32(5);
+    let error = Tokenizer::new(read(&past).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("fill in the middle token id 5"), "{error}");
 }
 
 #[test]

@@ -9,6 +9,24 @@
 #define EXPLICIT_VECTOR
 #endif
 
+// How a kernel is declared. By itself, each of its work-items is a work-group. With PHASES it is a function that phases.cl
+// calls for one work-item after the other:
+// AT, OF  the work-item's place along a dimension, and how many there are
+// AGAIN   this group has just done a work-item of the same launch, and local memory is as that one left it
+#ifdef PHASES
+#define KERNEL static __attribute__((noinline)) void
+#define ITEM const int3 item_at, const int3 item_of, const int item_again,
+#define AT(d) item_at.s##d
+#define OF(d) item_of.s##d
+#define AGAIN item_again
+#else
+#define KERNEL EXPLICIT_VECTOR kernel void
+#define ITEM
+#define AT(d) get_global_id(d)
+#define OF(d) get_global_size(d)
+#define AGAIN 0
+#endif
+
 #define GROUP 32 // columns of a weight row that share a scale in most formats; rows are padded to a multiple
 
 // Rows that one work-item takes through a pair of tiles. Packed rows lie by such blocks, each a packed matrix of its own,

@@ -9,7 +9,7 @@ use clap_complete::Shell;
 const CODES: &str = "\
 Exit codes:
   0  done
-  1  the daemon refused or failed, or its answer made no sense
+  1  the daemon refused or failed, or its answer made no sense; doctor: a check failed
   2  the command line is wrong
   3  the daemon cannot be reached: not running, elsewhere, too slow, or not for this user
   4  not found: there is no such job
@@ -53,11 +53,14 @@ pub enum Command {
         /// Only lines this severe or more: error, warn, info, debug, trace
         #[arg(long, default_value = "trace", value_name = "LEVEL")]
         level: Level,
+        /// Only lines of one request: the id of its answer, or of the header x-request-id
+        #[arg(long, value_name = "ID", value_parser = identifier)]
+        request: Option<String>,
     },
     /// Show card and host: memory, load, clocks, power, temperatures, firmware
     Gpu {
         /// Show it again every so many seconds (1 unless given), until interrupted
-        #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = seconds)]
+        #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = seconds)]
         watch: Option<f64>,
     },
     /// Show the running job and those that wait
@@ -67,8 +70,37 @@ pub enum Command {
         /// The job's identifier, as `axectl queue` shows it
         id: String,
     },
+    /// Show every setting in force and where it comes from
+    Config {
+        /// Only what somebody set
+        #[arg(long)]
+        set: bool,
+    },
+    /// Measure prefill and decoding through the daemon's queue, beside what else it has to do
+    Bench {
+        /// Tokens of the prompt
+        #[arg(short = 'p', long, default_value_t = 512, value_name = "TOKENS")]
+        prompt: usize,
+        /// Tokens to generate
+        #[arg(short = 'n', long, default_value_t = 64, value_name = "TOKENS")]
+        tokens: usize,
+        /// How often, from 1 to 20; one more round comes first and does not count
+        #[arg(short, long, default_value_t = 3, value_name = "COUNT")]
+        rounds: usize,
+    },
+    /// Look at everything that has to be right, with or without a running daemon, and say what to do
+    Doctor {
+        /// Configuration to look at where no daemon tells its own [default: /etc/axed/daemon.toml if it is there]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Look at the files of another machine below this folder (/proc, /sys, /etc, /dev), and at nothing else
+        #[arg(long, value_name = "FOLDER", default_value = "/")]
+        root: PathBuf,
+    },
     /// Show the time spent in each kernel (needs `device.profiling = true` in daemon.toml)
     Profile,
+    /// Read daemon.toml anew, and load the model if another one is wanted; waits until it is done
+    Reload,
     /// Accept no more jobs, finish those at hand, then end the daemon
     Drain,
     /// Change what is logged, until the next start
@@ -90,6 +122,14 @@ fn seconds(text: &str) -> Result<f64, String> {
         Ok(seconds) if (0.1..=86_400.0).contains(&seconds) => Ok(seconds),
         _ => Err("give a number of seconds from 0.1 to 86400".to_owned()),
     }
+}
+
+/// Identifiers go into a query as they are.
+fn identifier(text: &str) -> Result<String, String> {
+    if !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.:".contains(c)) {
+        return Ok(text.to_owned());
+    }
+    Err("an identifier has letters, digits, hyphens and underscores, as in chatcmpl-0123abcd".to_owned())
 }
 
 #[cfg(test)]

@@ -8,7 +8,10 @@ use std::{
 
 use axectl::{
     client::Client,
-    protocol::{CancelResult, Drain, Gpu, Level, LogLevel, Profile, Queue, Status, Version},
+    protocol::{
+        Bench, BenchRequest, CancelResult, Config, Drain, Gpu, LogLevel, Profile, Queue, Reload, Status,
+        Version,
+    },
     socket,
 };
 use clap::CommandFactory;
@@ -16,12 +19,19 @@ use serde::Serialize;
 
 use crate::{
     cli::{Arguments, Command},
+    doctor::Doctor,
     exit::Failure,
     show,
 };
 
 /// The longest any command but `logs --follow` and `gpu --watch` takes.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The longest a measurement takes.
+const BENCH: Duration = Duration::from_secs(1800);
+
+/// Loading a large model, after long requests, takes its time.
+const RELOAD_PATIENCE: Duration = Duration::from_secs(3600);
 
 type Outcome = Result<(), Failure>;
 
@@ -38,13 +48,17 @@ pub async fn run(arguments: Arguments) -> Outcome {
         let uid = std::fs::metadata("/proc/self").map_or(0, |metadata| metadata.uid());
         socket::for_client(uid, |name| std::env::var(name).ok())
     });
-    let client = Client::new(socket, PATIENCE);
+    let client = Client::new(&socket, PATIENCE);
     let json = arguments.json;
     let nothing = None::<&()>;
     match arguments.command {
         Command::Status => tell(json, &client.get::<Status>("/status").await?, show::status),
         Command::Queue => tell(json, &client.get::<Queue>("/queue").await?, show::queue),
         Command::Profile => tell(json, &client.get::<Profile>("/profile").await?, show::profile),
+        Command::Reload => {
+            let client = Client::new(client.socket(), RELOAD_PATIENCE);
+            tell(json, &client.post::<Reload>("/reload", nothing).await?, show::reload)
+        }
         Command::Drain => tell(json, &client.post::<Drain>("/drain", nothing).await?, show::drain),
         Command::Cancel { id } => {
             let path = format!("/cancel/{}", segment(&id));
@@ -56,7 +70,26 @@ pub async fn run(arguments: Arguments) -> Outcome {
         }
         Command::Gpu { watch: None } => tell(json, &client.get::<Gpu>("/gpu").await?, show::gpu),
         Command::Gpu { watch: Some(seconds) } => watch(&client, json, Duration::from_secs_f64(seconds)).await,
-        Command::Logs { follow, lines, level } => logs(&client, json, follow, lines, level).await,
+        Command::Logs { follow, lines, level, request } => {
+            let mut path = format!("/logs?lines={lines}&level={level}&follow={}", u8::from(follow));
+            if let Some(request) = request {
+                path.push_str(&format!("&request={request}"));
+            }
+            logs(&client, json, &path).await
+        }
+        Command::Config { set } => {
+            tell(json, &client.get::<Config>("/config").await?, |config| show::config(config, set))
+        }
+        Command::Doctor { config, root } => {
+            let report = Doctor { root, client, config }.look().await;
+            tell(json, &report, show::doctor)?;
+            if report.failed == 0 { Ok(()) } else { Err(Failure::told(1)) }
+        }
+        Command::Bench { prompt, tokens, rounds } => {
+            let asked = BenchRequest { prompt_tokens: prompt, completion_tokens: tokens, rounds };
+            let client = Client::new(&socket, BENCH);
+            tell(json, &client.post::<Bench>("/bench", Some(&asked)).await?, show::bench)
+        }
         Command::Version => version(&client, json).await,
         Command::Completions { .. } => Ok(()),
     }
@@ -86,11 +119,10 @@ async fn watch(client: &Client, json: bool, pause: Duration) -> Outcome {
     }
 }
 
-async fn logs(client: &Client, json: bool, follow: bool, lines: usize, level: Level) -> Outcome {
-    let path = format!("/logs?lines={lines}&level={level}&follow={}", u8::from(follow));
+async fn logs(client: &Client, json: bool, path: &str) -> Outcome {
     let colours =
         !json && io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-    let mut lines = client.lines(&path).await?;
+    let mut lines = client.lines(path).await?;
     while let Some(line) = lines.next().await? {
         tell(json, &line, |line| show::log_line(line, colours))?;
     }

@@ -17,9 +17,19 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// A failure that was told already.
+    pub fn told(code: u8) -> Self {
+        Self { code, message: String::new() }
+    }
+
+    /// What went wrong, and below it what to do.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Tells it on standard error; a reader of our output that has gone away (`axectl logs | head`) is no failure.
     pub fn report(self) -> ExitCode {
-        if self.code != 0 {
+        if self.code != 0 && !self.message.is_empty() {
             eprintln!("axectl: {}", self.message);
         }
         ExitCode::from(self.code)

@@ -2,6 +2,7 @@
 
 mod cli;
 mod commands;
+mod doctor;
 mod exit;
 mod show;
 mod units;

@@ -1,10 +1,20 @@
 //! Answers as people read them: aligned, with units, `n/a` for what nobody knows.
 
+mod bench;
+mod config;
+mod doctor;
+mod reload;
+
 use axectl::protocol::{
-    CancelResult, Drain, Gpu, Job, JobState, Level, LogLevel, LogLine, Memory, Profile, Queue, Status,
-    Version,
+    CancelResult, Drain, Faults, Gpu, Job, JobState, Kernels, Level, LogLevel, LogLine, Memory, Profile,
+    Queue, Status, Version,
 };
 use comfy_table::{CellAlignment, Table, presets::NOTHING};
+
+pub use bench::bench;
+pub use config::config;
+pub use doctor::doctor;
+pub use reload::reload;
 
 use crate::units::{bytes, duration, known, plain, rate};
 
@@ -57,7 +67,15 @@ pub fn status(status: &Status) -> String {
     if let Some(device) = &status.device {
         sheet.line("", format!("{}, driver {}", plain(&device.platform), plain(&device.driver)));
     }
-    sheet.line("Memory", known(status.memory.as_ref(), memory));
+    sheet.line("Kernels", known(status.kernels.as_ref(), kernels));
+    let away = if status.unloaded { " (put away: the next request has it loaded again)" } else { "" };
+    sheet.line("Memory", format!("{}{away}", known(status.memory.as_ref(), memory)));
+    if let Some(loading) = &status.loading {
+        sheet.line("Loading", reload::loading(loading));
+    }
+    if let Some(state) = &status.reload {
+        sheet.line("Reload", reload::state(state));
+    }
     sheet.line("Slot", status.running.as_ref().map_or_else(|| "idle".to_owned(), slot));
     sheet.line("Queue", format!("{} waiting, room for {}", status.waiting, status.capacity));
     let counters = &status.counters;
@@ -86,6 +104,9 @@ pub fn status(status: &Status) -> String {
             rate(counters.completion_tokens, counters.decode_s)
         ),
     );
+    if status.faults != Faults::default() {
+        sheet.line("Faults", reload::faults(&status.faults));
+    }
     sheet.finish(&status.warnings)
 }
 
@@ -120,7 +141,15 @@ pub fn gpu(gpu: &Gpu) -> String {
         "Host load",
         known(host.load, |[one, five, fifteen]| format!("{one:.2} {five:.2} {fifteen:.2} (1, 5, 15 min)")),
     );
-    sheet.line("CPU", known(host.cpu_celsius, celsius));
+    sheet.line(
+        "CPU",
+        format!(
+            "{}, {}, {} kept busy by axed",
+            known(host.cpu_celsius, celsius),
+            known(host.cpu_mhz, |mhz| format!("{mhz} MHz")),
+            known(host.busy_processors, |busy| format!("{busy:.1} processors"))
+        ),
+    );
     sheet.finish(&gpu.warnings)
 }
 
@@ -226,7 +255,7 @@ pub fn profile(profile: &Profile) -> String {
             .to_owned();
     }
     let total: u64 = profile.kernels.iter().map(|kernel| kernel.total_ns).sum();
-    let mut table = table(["KERNEL", "LAUNCHES", "TOTAL", "MEAN", "SHARE"], 1..5);
+    let mut table = table(["KERNEL", "LAUNCHES", "TOTAL", "MEAN", "SHARE", "READ", "OF LIMIT"], 1..7);
     for kernel in &profile.kernels {
         let mean = kernel.total_ns as f64 / kernel.launches.max(1) as f64;
         table.add_row([
@@ -235,9 +264,26 @@ pub fn profile(profile: &Profile) -> String {
             format!("{:.1} ms", kernel.total_ns as f64 / 1e6),
             format!("{:.1} us", mean / 1e3),
             format!("{:.1} %", 100.0 * kernel.total_ns as f64 / total.max(1) as f64),
+            if kernel.bytes == 0 { "-".to_owned() } else { bytes(kernel.bytes) },
+            profile
+                .limits
+                .and_then(|limits| kernel.share_of(&limits))
+                .map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", 100.0 * share)),
         ]);
     }
-    lines_of(&table)
+    let mut sheet = Sheet::new();
+    sheet.line("Request", known(profile.request.as_deref(), plain));
+    sheet.line(
+        "Limits",
+        known(profile.limits, |limits| {
+            format!(
+                "reading {:.1} GB/s, computing {:.0} GFLOP/s, measured on this device",
+                limits.read_bytes_per_s / 1e9,
+                limits.operations_per_s / 1e9
+            )
+        }),
+    );
+    format!("{}\n\n{}", lines_of(&table), sheet.finish(&[]))
 }
 
 /// `axectl cancel`
@@ -292,6 +338,23 @@ pub fn log_line(line: &LogLine, colours: bool) -> String {
         text.push_str(&format!(" {}={}", plain(key), plain(&value)));
     }
     text
+}
+
+fn kernels(kernels: &Kernels) -> String {
+    let tests = &kernels.self_tests;
+    let wrong: Vec<String> =
+        tests.iter().filter(|test| !test.passed).map(|test| plain(&test.kernel)).collect();
+    let worst = tests.iter().filter(|test| test.passed).map(|test| test.worst).fold(0.0, f64::max);
+    let verdict = match wrong.as_slice() {
+        [] if tests.is_empty() => "no self-test".to_owned(),
+        [] => format!(
+            "self-test: {} right, the worst at {:.0} % of what is allowed",
+            tests.len(),
+            100.0 * worst
+        ),
+        wrong => format!("self-test: wrong and not used: {}", wrong.join(", ")),
+    };
+    format!("{}, many rows by {}; {verdict}", plain(&kernels.family), plain(&kernels.products))
 }
 
 fn memory(memory: &Memory) -> String {
@@ -374,7 +437,7 @@ fn lines_of(table: &Table) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use axectl::protocol::{Fan, Frequency, Host, KernelTime, Power, Temperature, Vram};
+    use axectl::protocol::{Fan, Frequency, Host, KernelTime, Limits, Power, Temperature, Vram};
 
     fn job(id: &str, state: JobState) -> Job {
         Job {
@@ -410,7 +473,7 @@ b           waiting      40        8          0  1.5 s
     fn a_bare_host_shows_gaps_and_no_card() {
         let shown = gpu(&Gpu { kernel: Some("6.1.0".to_owned()), ..Gpu::default() });
         assert!(shown.contains("Kernel         6.1.0\n"), "{shown}");
-        assert!(shown.contains("CPU            n/a"), "{shown}");
+        assert!(shown.contains("CPU            n/a, n/a, n/a kept busy"), "{shown}");
         assert!(!shown.contains("VRAM"), "{shown}");
     }
 
@@ -450,17 +513,29 @@ b           waiting      40        8          0  1.5 s
 
     #[test]
     fn profiles_show_shares() {
-        let kernel = |name: &str, total_ns| KernelTime { kernel: name.to_owned(), launches: 2, total_ns };
+        let kernel = |name: &str, total_ns, bytes, operations| KernelTime {
+            kernel: name.to_owned(),
+            launches: 2,
+            total_ns,
+            bytes,
+            operations,
+        };
         let shown = profile(&Profile {
             enabled: true,
-            kernels: vec![kernel("gemv", 3_000_000), kernel("norm", 1_000_000)],
+            request: Some("chatcmpl-1".to_owned()),
+            limits: Some(Limits { read_bytes_per_s: 20e9, operations_per_s: 100e9 }),
+            // Reads 30 MB in 3 ms, at half the limit; computes at a tenth of it, which counts for less.
+            kernels: vec![kernel("gemv", 3_000_000, 30_000_000, 30_000_000), kernel("norm", 1_000_000, 0, 0)],
         });
         assert_eq!(
             shown,
             "\
-KERNEL  LAUNCHES   TOTAL       MEAN   SHARE
-gemv           2  3.0 ms  1500.0 us  75.0 %
-norm           2  1.0 ms   500.0 us  25.0 %"
+KERNEL  LAUNCHES   TOTAL       MEAN   SHARE      READ  OF LIMIT
+gemv           2  3.0 ms  1500.0 us  75.0 %  28.6 MiB      50 %
+norm           2  1.0 ms   500.0 us  25.0 %         -         -
+
+Request  chatcmpl-1
+Limits   reading 20.0 GB/s, computing 100 GFLOP/s, measured on this device"
         );
         assert!(profile(&Profile::default()).contains("device.profiling"));
     }

@@ -57,3 +57,16 @@ pip_in() {
     shift
     PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 "$dir/bin/python" -m pip "$@" </dev/null
 }
+
+# pinned_venv DIR NAME WHAT: an environment with just what requirements-NAME.txt lists, made again when the list changes.
+pinned_venv() {
+    local dir=$1 requirements=$AXE_LIB/requirements-$2.txt log=$AXE_STATE/$2-pip.log
+    make_venv "$dir"
+    cmp -s "$requirements" "$dir/installed.txt" && return 0
+    say "Installing $3 from PyPI into ${dir#"$AXE_ROOT"/}"
+    if ! pip_in "$dir" install --no-deps -r "$requirements" >"$log" 2>&1; then
+        tail -n 5 "$log" >&2
+        die "pip could not install $3 (whole log: $log)"
+    fi
+    cp "$requirements" "$dir/installed.txt"
+}

@@ -7,7 +7,8 @@ import tempfile
 from playwright.sync_api import expect, sync_playwright
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests/studio"))
-from test_studio import Daemon, chromium
+from browser import chromium
+from daemon import Daemon
 
 QUESTIONS = ["What is the capital of France?", "List the months of the year."]
 #: With these the last answer takes some thirty steps, as even a miniature must search when it is as hot as can be.

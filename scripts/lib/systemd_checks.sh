@@ -46,18 +46,16 @@ complete() {
 }
 as() { local user=$1; shift; runuser -u "$user" -- "$@"; }
 
-install -m 755 /payload/axed /payload/axectl /usr/bin/
-install -m 644 /payload/axed.service /payload/axed@.service /etc/systemd/system/
-install -D -m 644 /payload/axed.sysusers /etc/sysusers.d/axed.conf
-check "sysusers makes user and groups" systemd-sysusers
-mkdir -p /etc/axed
-sed -e 's|^#path = .*|path = "/srv/model.gguf"|' -e 's|^#group = .*|group = "axed"|' \
-    /payload/daemon.toml >/etc/axed/daemon.toml
+check "the package installs" dpkg --install /payload/axed_0.1.0-1.deb
+check "it makes user and groups" getent passwd axed
+check "and starts nothing by itself" equal "$(systemctl is-active axed)" inactive
+check "the doctor asks for a model" exits 1 axectl doctor
+sed -i 's|^#path = .*|path = "/srv/model.gguf"|' /etc/axed/daemon.toml
 useradd --groups axed member
 useradd stranger
 systemctl daemon-reload
 
-check "units verify" systemd-analyze verify --man=no axed.service axed@.service
+check "units verify" systemd-analyze verify --man=no axed.service axed@.service axed.socket
 check "exposure is at most 2.5" systemd-analyze security --threshold=25 --no-pager axed.service
 
 check "start returns when the daemon is ready" systemctl start axed
@@ -119,6 +117,42 @@ check "a daemon that hangs is killed and started again" soon 60 restarted
 journalctl --sync
 check "the journal says why" holds "Watchdog timeout" journalctl -u axed --no-pager
 
+# Settings that can change live do so, without another process; what is wrong changes nothing.
+first=$(show MainPID)
+sed -i 's|^queue_capacity = .*|queue_capacity = 7|' /etc/axed/daemon.toml
+check "reload" systemctl reload axed
+check "takes what can change live" holds "room for 7" axectl status
+sed -i 's|^queue_capacity = .*|queue_capacity = "many"|' /etc/axed/daemon.toml
+check "a wrong configuration fails the reload" exits 1 systemctl reload axed
+check "is named in the journal" holds "server.queue_capacity" journalctl -u axed --no-pager
+check "and changes nothing" holds "room for 7" axectl status
+sed -i 's|^queue_capacity = .*|queue_capacity = 64|' /etc/axed/daemon.toml
+kill -HUP "$first"
+check "SIGHUP reloads, too" soon 20 holds "room for 64" axectl status
+check "all in one process" equal "$(show MainPID)" "$first"
+
+# Only debug builds can be told to hang.
+if [[ $(axectl version) == *"(debug"* ]]; then
+    printf '[Service]\nEnvironment=AXE_FAULTS=/run/axed/faults AXE_DEVICE_PASS_TIMEOUT_S=2\n' \
+        >/run/systemd/system/axed.service.d/faults.conf
+    systemctl daemon-reload
+    check "restart with faults to order" systemctl restart axed
+    first=$(show MainPID)
+    echo "hang 1 600" >/run/axed/faults
+    complete >/dev/null 2>&1 &
+    check "a daemon whose device never answers is killed and started again" soon 60 restarted
+    rm -f /run/systemd/system/axed.service.d/faults.conf /run/axed/faults
+    systemctl daemon-reload
+    check "and serves again" soon 60 holds '"completion_tokens":4' complete
+fi
+
+prioritised() {
+    local entry
+    entry=$(journalctl -u axed --no-pager -o json -n 1 AXE_TARGET=axe::daemon::supervisor) || return
+    [[ $entry == *'"PRIORITY":"6"'* && $entry == *'"AXE_ADDRESS"'* ]] || { echo "$entry"; return 1; }
+}
+check "with priorities and fields" prioritised
+check "the doctor finds nothing that fails" exits 0 axectl doctor
 check "the journal has the daemon's own lines" holds "ready" journalctl -u axed _COMM=axed --no-pager
 check "axectl has them, too" holds "ready" axectl logs
 
@@ -133,10 +167,67 @@ ended() { [[ $(show ActiveState) == inactive ]]; }
 check "for good, without a restart" soon 20 ended
 check "and with success" equal "$(show Result) $(show ExecMainStatus)" "success 0"
 
+check "systemd holds the port" systemctl start axed.socket
+check "and starts no daemon before it is used" equal "$(show ActiveState)" inactive
+check "which the first connection does" soon 60 holds '"completion_tokens":4' complete
+check "the daemon serves that socket" holds "the public socket was handed over" axectl logs
+# Each connection must come about, whatever is answered.
+unbroken() {
+    local end=$((SECONDS + 20))
+    systemctl restart axed &
+    while kill -0 $! 2>/dev/null && ((SECONDS < end)); do
+        timeout 20 bash -c 'exec 3<>/dev/tcp/127.0.0.1/8080' || return
+        sleep 0.05
+    done
+    wait $!
+}
+check "no connection is refused while it restarts" unbroken
+check "and it answers again" soon 30 holds '"completion_tokens":4' complete
+check "stopping both closes the port" systemctl stop axed.socket axed.service
+check "for good" exits 1 bash -c 'exec 3<>/dev/tcp/127.0.0.1/8080'
+
+# One daemon a card: without a card the unit refuses, and says which it looked for.
+check "a unit for a card that is not there does not start" exits 1 systemctl start axed@0000:03:00.0
+check "and says why" holds "Assertion failed for axed@0000:03:00.0.service - axed, text generation on the card at" \
+    journalctl --no-pager -u axed@0000:03:00.0
+
+printf 'alice:secret-of-alice\n' >/etc/credstore.keys
+chmod 600 /etc/credstore.keys
+mkdir -p /run/systemd/system/axed.service.d
+printf '[Service]\nLoadCredential=api_keys:/etc/credstore.keys\n' >/run/systemd/system/axed.service.d/keys.conf
+systemctl daemon-reload
+check "it starts with keys from a credential" systemctl start axed
+check "which are asked for" holds "401 Unauthorized" complete
+check "and told where they come from" holds "credential" axectl config
+rm /run/systemd/system/axed.service.d/keys.conf
+systemctl daemon-reload
+
+check "it starts before the upgrade" systemctl restart axed
+first=$(show MainPID)
+check "the package upgrades" dpkg --install /payload/axed_0.1.0-2.deb
+check "the daemon goes on with the new one" soon 60 restarted
+check "and the operator's configuration is kept" grep -q '^path = "/srv/model.gguf"' /etc/axed/daemon.toml
+check "it answers after the upgrade" soon 30 holds '"completion_tokens":4' complete
+systemctl stop axed
+
 sed -i 's|^path = .*|path = "/nowhere/model.gguf"|' /etc/axed/daemon.toml
 check "a missing model fails the start" exits 1 systemctl start axed
 check "and the journal names it" holds "/nowhere/model.gguf" journalctl -u axed --no-pager
 systemctl stop axed
+
+sed -i 's|^path = .*|path = "/srv/model.gguf"|' /etc/axed/daemon.toml
+systemctl reset-failed axed
+check "it starts before the removal" systemctl start axed
+check "removing the package ends the daemon" dpkg --remove axed
+check "its programs are gone" test ! -e /usr/bin/axed -a ! -e /usr/bin/axectl
+check "nothing runs" equal "$(systemctl is-active axed)" inactive
+check "the configuration stays until the purge" test -e /etc/axed/daemon.toml
+touch /var/lib/axed/kept.gguf
+check "the package purges" dpkg --purge axed
+check "nothing of it is left but what people put there" \
+    equal "$(find /etc/axed /var/cache/axed /var/lib/axed /run/axed /usr/share/doc/axed -type f 2>/dev/null | tr '\n' ' ')" \
+    "/var/lib/axed/kept.gguf "
+check "and dpkg knows it no more" exits 1 dpkg --status axed
 
 journalctl --no-pager >/results/journal.log 2>&1
 touch /results/complete

@@ -1,20 +1,21 @@
 //! What operators look at and act on: the engine, and what the loading code pins up about device and model.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use axectl::protocol::{
-    Counters, Device, Drain, Gpu, Job, JobState, Memory, Model, Profile, Queue, State, Status,
+    Config, Counters, Device, Drain, Faults, Gpu, Job, JobState, Kernels, Loading, Memory, Model, Profile,
+    Queue, ReloadState, State, Status,
 };
 
 use crate::{
     device::telemetry::Sampler,
-    engine::{self, EngineHandle, Phase},
+    engine::{self, EngineHandle, Occasion, Phase},
 };
 
 /// The daemon as its operators see it. All methods answer from what is at hand; none waits for the device.
 pub struct Board {
     engine: EngineHandle,
-    config: serde_json::Value,
     facts: Mutex<Facts>,
     sampler: Mutex<Sampler>,
 }
@@ -22,18 +23,46 @@ pub struct Board {
 /// What is known once it is known.
 #[derive(Default)]
 struct Facts {
+    config: Config,
     listen: Option<String>,
     device: Option<Device>,
     model: Option<Model>,
+    kernels: Option<Kernels>,
     profile: Profile,
     warnings: Vec<String>,
+    /// Those of the present model.
+    model_warnings: Vec<String>,
+    reload: Reloading,
+}
+
+/// What is known of reloads.
+#[derive(Debug, Clone, Default)]
+pub enum Reloading {
+    /// There was none.
+    #[default]
+    Never,
+    /// One has been going on since then.
+    Since(Instant),
+    /// The last one ended then: with what changed, or why nothing did.
+    Ended(Instant, Result<String, String>),
 }
 
 impl Board {
     /// The board of `engine`, with the configuration in force as it may be shown (secrets hidden), and a sampler
     /// that need not know the card yet.
-    pub fn new(engine: EngineHandle, config: serde_json::Value, sampler: Sampler) -> Self {
-        Self { engine, config, facts: Mutex::default(), sampler: Mutex::new(sampler) }
+    pub fn new(engine: EngineHandle, config: Config, sampler: Sampler) -> Self {
+        let facts = Facts { config, ..Facts::default() };
+        Self { engine, facts: Mutex::new(facts), sampler: Mutex::new(sampler) }
+    }
+
+    /// Shows another configuration from now on.
+    pub fn pin_config(&self, config: Config) {
+        self.facts().config = config;
+    }
+
+    /// Notes that a reload has begun, or how it has ended.
+    pub fn pin_reload(&self, reload: Reloading) {
+        self.facts().reload = reload;
     }
 
     /// Pins up where the public HTTP interface listens, e.g. `http://127.0.0.1:8080`.
@@ -41,8 +70,18 @@ impl Board {
         self.facts().listen = Some(listen.into());
     }
 
+    /// Pins up a device if none is.
+    pub fn pin_first_device(&self, device: &Device) {
+        if self.facts().device.is_none() {
+            self.pin_device(device.clone());
+        }
+    }
+
     /// Pins up the device in use, and warns, here and in the log, of what is known to go wrong with it.
     pub fn pin_device(&self, device: Device) {
+        if self.facts().device.as_ref() == Some(&device) {
+            return;
+        }
         let warnings = {
             let mut sampler = lock(&self.sampler);
             if let Some(pci) = &device.pci {
@@ -59,6 +98,16 @@ impl Board {
     /// Pins up the model that is loaded.
     pub fn pin_model(&self, model: Model) {
         self.facts().model = Some(model);
+    }
+
+    /// Pins up what there is to warn of about the present model, instead of what there was about the one before.
+    pub fn pin_warnings(&self, warnings: Vec<String>) {
+        self.facts().model_warnings = warnings;
+    }
+
+    /// Pins up the kernels in use, and how they did against their references.
+    pub fn pin_kernels(&self, kernels: Kernels) {
+        self.facts().kernels = Some(kernels);
     }
 
     /// Pins up the kernels' times, which only the engine's thread can read.
@@ -78,8 +127,18 @@ impl Board {
     }
 
     /// The configuration in force.
-    pub(super) fn config(&self) -> serde_json::Value {
-        self.config.clone()
+    pub(super) fn config(&self) -> Config {
+        self.facts().config.clone()
+    }
+
+    /// The job on the device, if any.
+    pub fn running_id(&self) -> Option<String> {
+        self.engine.status().running.map(|job| job.id)
+    }
+
+    /// The engine that is looked at.
+    pub(super) fn engine(&self) -> &EngineHandle {
+        &self.engine
     }
 
     /// Time per kernel.
@@ -102,6 +161,7 @@ impl Board {
             listen: facts.listen.clone(),
             device: facts.device.clone(),
             model: facts.model.clone(),
+            kernels: facts.kernels.clone(),
             memory: memory(&now),
             running: running(&now),
             waiting: now.queue.depth,
@@ -117,7 +177,17 @@ impl Board {
                 prefill_s: counters.prefill_s,
                 decode_s: counters.decode_s,
             },
-            warnings: facts.warnings.clone(),
+            unloaded: facts.model.is_some() && !now.resident && now.state == engine::State::Ready,
+            loading: now.successor.as_ref().or(now.loading.as_ref()).map(loading),
+            reload: facts.reload.state(),
+            faults: Faults {
+                lost: counters.faults.lost,
+                overdue: counters.faults.overdue,
+                panics: counters.faults.panics,
+                rebuilds: counters.faults.rebuilds,
+                resets: counters.resets,
+            },
+            warnings: facts.warnings.iter().chain(&facts.model_warnings).cloned().collect(),
         }
     }
 
@@ -183,7 +253,36 @@ fn state(state: &engine::State) -> (State, Option<String>) {
         engine::State::Ready => (State::Ready, None),
         engine::State::Draining => (State::Draining, None),
         engine::State::Stopped => (State::Stopped, None),
-        engine::State::Failed { error } => (State::Failed, Some(error.clone())),
+        engine::State::Failed { error } | engine::State::Hung { error } => {
+            (State::Failed, Some(error.clone()))
+        }
+    }
+}
+
+fn loading(loading: &engine::Loading) -> Loading {
+    let occasion = match loading.occasion {
+        Occasion::Start => "start",
+        Occasion::Fault => "fault",
+        Occasion::Demand => "demand",
+        Occasion::Reload => "reload",
+    };
+    Loading { occasion: occasion.to_owned(), what: loading.what.clone(), progress: loading.progress }
+}
+
+impl Reloading {
+    fn state(&self) -> Option<ReloadState> {
+        let (running, since, outcome) = match self {
+            Self::Never => return None,
+            Self::Since(since) => (true, since, None),
+            Self::Ended(since, outcome) => (false, since, Some(outcome)),
+        };
+        let message = outcome.map(|outcome| outcome.clone().unwrap_or_else(|error| error));
+        Some(ReloadState {
+            running,
+            since_s: since.elapsed().as_secs_f64(),
+            succeeded: outcome.map(Result::is_ok),
+            message: message.unwrap_or_default(),
+        })
     }
 }
 

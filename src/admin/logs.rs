@@ -57,16 +57,17 @@ impl LogRing {
         self.shared.capacity
     }
 
-    /// The last `count` events that are `least` or more severe, oldest first.
-    pub fn last(&self, count: usize, least: Level) -> Vec<Arc<LogLine>> {
-        select(&self.kept(), count, least)
+    /// The last `count` events that are wanted (all of a severity, if no more is said), oldest first.
+    pub fn last(&self, count: usize, wanted: impl Into<Wanted>) -> Vec<Arc<LogLine>> {
+        select(&self.kept(), count, &wanted.into())
     }
 
     /// The same, and a follower of all events after them: none is missed or doubled in between.
-    pub fn follow(&self, count: usize, least: Level) -> (Vec<Arc<LogLine>>, Follower) {
+    pub fn follow(&self, count: usize, wanted: impl Into<Wanted>) -> (Vec<Arc<LogLine>>, Follower) {
+        let wanted = wanted.into();
         let kept = self.kept();
         let events = self.shared.followers.subscribe();
-        (select(&kept, count, least), Follower { events, least })
+        (select(&kept, count, &wanted), Follower { events, wanted })
     }
 
     fn keep(&self, line: LogLine) {
@@ -85,26 +86,56 @@ impl LogRing {
     }
 }
 
-fn select(kept: &VecDeque<Arc<LogLine>>, count: usize, least: Level) -> Vec<Arc<LogLine>> {
+fn select(kept: &VecDeque<Arc<LogLine>>, count: usize, wanted: &Wanted) -> Vec<Arc<LogLine>> {
     let mut selected: Vec<_> =
-        kept.iter().rev().filter(|line| line.level <= least).take(count).cloned().collect();
+        kept.iter().rev().filter(|line| wanted.takes(line)).take(count).cloned().collect();
     selected.reverse();
     selected
+}
+
+/// Which events a reader wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// Only those of this severity or more.
+    pub least: Level,
+    /// Only those of this request, by any of its identifiers.
+    pub request: Option<String>,
+}
+
+impl From<Level> for Wanted {
+    fn from(least: Level) -> Self {
+        Self { least, request: None }
+    }
+}
+
+/// Fields that name a request: the job's identifier, and that of the HTTP exchange.
+const IDENTIFIERS: [&str; 2] = ["id", "request"];
+
+impl Wanted {
+    fn takes(&self, line: &LogLine) -> bool {
+        let Some(request) = &self.request else { return line.level <= self.least };
+        // `req-…`, `chatcmpl-…` and so on of one request differ in the word before, and jobs made of it have more behind.
+        let number = request.split_once(['-', '_']).map_or(request.as_str(), |(_, number)| number);
+        let names = |field: &Value| field.as_str().is_some_and(|id| id == request || id.contains(number));
+        line.level <= self.least
+            && !number.is_empty()
+            && IDENTIFIERS.iter().any(|name| line.fields.get(*name).is_some_and(names))
+    }
 }
 
 /// Receives events as they happen.
 #[derive(Debug)]
 pub struct Follower {
     events: broadcast::Receiver<Arc<LogLine>>,
-    least: Level,
+    wanted: Wanted,
 }
 
 impl Follower {
-    /// The next event that is severe enough, or a note that some were lost; `None` when the ring is gone.
+    /// The next event that is wanted, or a note that some were lost; `None` when the ring is gone.
     pub async fn next(&mut self) -> Option<Arc<LogLine>> {
         loop {
             match self.events.recv().await {
-                Ok(line) if line.level <= self.least => return Some(line),
+                Ok(line) if self.wanted.takes(&line) => return Some(line),
                 Ok(_) => {}
                 Err(RecvError::Lagged(lost)) => return Some(Arc::new(lost_note(lost))),
                 Err(RecvError::Closed) => return None,
@@ -144,34 +175,37 @@ where
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        let mut own = Fields::default();
-        for span in context.event_scope(event).into_iter().flatten().collect::<Vec<_>>().into_iter().rev() {
-            if let Some(fields) = span.extensions().get::<Fields>() {
-                own.0.extend(fields.0.clone());
-            }
-        }
-        event.record(&mut own);
-        let message = match own.0.remove("message") {
-            Some(Value::String(text)) => text,
-            Some(other) => other.to_string(),
-            None => String::new(),
-        };
-        let metadata = event.metadata();
-        let level = match *metadata.level() {
-            tracing::Level::ERROR => Level::Error,
-            tracing::Level::WARN => Level::Warn,
-            tracing::Level::INFO => Level::Info,
-            tracing::Level::DEBUG => Level::Debug,
-            tracing::Level::TRACE => Level::Trace,
-        };
-        self.keep(LogLine {
-            time: now(),
-            level,
-            target: metadata.target().to_owned(),
-            message,
-            fields: own.0,
-        });
+        self.keep(line_of(event, &context));
     }
+}
+
+/// An event as a line. Fields of spans come along where a [`LogRing`] is a layer of the same subscriber, which keeps
+/// them.
+pub fn line_of<S>(event: &Event<'_>, context: &Context<'_, S>) -> LogLine
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    let mut own = Fields::default();
+    for span in context.event_scope(event).into_iter().flatten().collect::<Vec<_>>().into_iter().rev() {
+        if let Some(fields) = span.extensions().get::<Fields>() {
+            own.0.extend(fields.0.clone());
+        }
+    }
+    event.record(&mut own);
+    let message = match own.0.shift_remove("message") {
+        Some(Value::String(text)) => text,
+        Some(other) => other.to_string(),
+        None => String::new(),
+    };
+    let metadata = event.metadata();
+    let level = match *metadata.level() {
+        tracing::Level::ERROR => Level::Error,
+        tracing::Level::WARN => Level::Warn,
+        tracing::Level::INFO => Level::Info,
+        tracing::Level::DEBUG => Level::Debug,
+        tracing::Level::TRACE => Level::Trace,
+    };
+    LogLine { time: now(), level, target: metadata.target().to_owned(), message, fields: own.0 }
 }
 
 /// Now, in RFC 3339.
@@ -358,6 +392,25 @@ mod tests {
             assert_eq!(messages(&ring.last(1, Level::Info)), ["bad"]);
             assert_eq!(messages(&ring.last(9, Level::Warn)), ["bad"]);
             assert!(ring.last(0, Level::Trace).is_empty());
+        });
+    }
+
+    #[test]
+    fn events_of_one_request_are_found_by_any_of_its_identifiers() {
+        with_ring(10, |ring| {
+            tracing::info_span!("http", request = "req-ab12").in_scope(|| tracing::info!("asked"));
+            tracing::info!(id = "chatcmpl-ab12", "done");
+            tracing::info!(id = "chatcmpl-ab12-1", "done, too");
+            tracing::info!(id = "chatcmpl-ff00", "another");
+            tracing::info!(note = "ab12", "elsewhere");
+            for id in ["req-ab12", "chatcmpl-ab12", "ab12"] {
+                let wanted = Wanted { least: Level::Trace, request: Some(id.to_owned()) };
+                assert_eq!(messages(&ring.last(10, wanted)), ["asked", "done", "done, too"], "{id}");
+            }
+            let wanted = |least, id: &str| Wanted { least, request: Some(id.to_owned()) };
+            assert_eq!(messages(&ring.last(10, wanted(Level::Info, "chatcmpl-ab12-1"))), ["done, too"]);
+            assert!(ring.last(10, wanted(Level::Warn, "req-ab12")).is_empty());
+            assert!(ring.last(10, wanted(Level::Trace, "req-")).is_empty());
         });
     }
 

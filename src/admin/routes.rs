@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axectl::protocol::{CancelResult, ErrorBody, ErrorDetail, Gpu, Level, LogLevel, LogLine};
+use axectl::protocol::{Bench, CancelResult, ErrorBody, ErrorDetail, Gpu, Level, LogLevel, LogLine, Reload};
 use axum::{
     Json, Router,
     body::{Body, Bytes},
@@ -14,6 +14,8 @@ use axum::{
 use futures::{StreamExt, stream};
 use tokio::time::{sleep, timeout};
 
+use super::hangup::Hangup;
+use super::logs::Wanted;
 use super::server::Admin;
 
 /// Bytes the body of a request may have.
@@ -46,7 +48,9 @@ pub(super) fn router(admin: Arc<Admin>) -> Router {
         .route("/version", get(async || Json(super::version())))
         .route("/gpu", get(gpu))
         .route("/logs", get(logs))
+        .route("/bench", post(bench))
         .route("/cancel/{id}", post(cancel))
+        .route("/reload", post(reload))
         .route("/drain", post(async |State(admin): Shared| Json(admin.board.drain())))
         .route("/log-level", post(log_level))
         .method_not_allowed_fallback(method_not_allowed)
@@ -55,7 +59,8 @@ pub(super) fn router(admin: Arc<Admin>) -> Router {
 }
 
 async fn not_found(uri: Uri) -> Failure {
-    let known = "GET /status, /gpu, /queue, /logs, /profile, /config, /version; POST /cancel/{id}, /drain, /log-level";
+    let known = "GET /status, /gpu, /queue, /logs, /profile, /config, /version; \
+                 POST /bench, /cancel/{id}, /drain, /reload, /log-level";
     failure(StatusCode::NOT_FOUND, "not_found", format!("there is no {}; there are: {known}", uri.path()))
 }
 
@@ -86,6 +91,14 @@ async fn cancel(
     }
 }
 
+async fn reload(State(admin): Shared) -> Result<Json<Reload>, Failure> {
+    let Some(reload) = &admin.reload else {
+        let text = "this daemon has no configuration to read anew";
+        return Err(failure(StatusCode::SERVICE_UNAVAILABLE, "unavailable", text));
+    };
+    reload().await.map(Json).map_err(|text| failure(StatusCode::UNPROCESSABLE_ENTITY, "reload_failed", text))
+}
+
 async fn log_level(State(admin): Shared, request: Request) -> Result<Json<LogLevel>, Failure> {
     let body = body_of(request).await?;
     let bad = |message| failure(StatusCode::BAD_REQUEST, "bad_request", message);
@@ -95,6 +108,26 @@ async fn log_level(State(admin): Shared, request: Request) -> Result<Json<LogLev
     // Logged at a level that shows whenever anything does.
     tracing::error!(target: "axe::admin", level, "the operator changed the log level");
     Ok(Json(LogLevel { level }))
+}
+
+async fn bench(State(admin): Shared, request: Request) -> Result<Json<Bench>, Failure> {
+    let hangup = request.extensions().get::<Hangup>().cloned();
+    let body = body_of(request).await?;
+    let asked = serde_json::from_slice(&body).map_err(|error| {
+        let example = "{\"prompt_tokens\": 512, \"completion_tokens\": 64, \"rounds\": 3}";
+        let text = format!("the body must be JSON such as {example}: {error}");
+        failure(StatusCode::BAD_REQUEST, "bad_request", text)
+    })?;
+    let gone = async {
+        match hangup {
+            Some(hangup) => hangup.happened().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        measured = super::bench::run(&admin.board, asked) => Ok(Json(measured?)),
+        () = gone => Err(failure(StatusCode::BAD_REQUEST, "bad_request", "nobody waits for the answer")),
+    }
 }
 
 async fn body_of(request: Request) -> Result<Bytes, Failure> {
@@ -135,46 +168,52 @@ async fn sample(admin: &Arc<Admin>) -> Result<Gpu, Failure> {
 
 /// The query of `GET /logs`.
 #[derive(Debug, PartialEq)]
-struct Wanted {
+struct Asked {
     lines: usize,
-    level: Level,
+    wanted: Wanted,
     follow: bool,
 }
 
-impl Wanted {
+impl Asked {
     fn parse(query: &str) -> Result<Self, String> {
-        let mut wanted = Self { lines: LINES, level: Level::Trace, follow: false };
+        let mut asked = Self { lines: LINES, wanted: Level::Trace.into(), follow: false };
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             match (key, value) {
                 ("lines", _) => {
-                    wanted.lines = value.parse().map_err(|_| format!("lines={value} is no number"))?;
+                    asked.lines = value.parse().map_err(|_| format!("lines={value} is no number"))?;
                 }
-                ("level", _) => wanted.level = value.parse()?,
-                ("follow", "1" | "true") => wanted.follow = true,
-                ("follow", "0" | "false") => wanted.follow = false,
+                ("level", _) => asked.wanted.least = value.parse()?,
+                ("request", "") => return Err("request= names no request".to_owned()),
+                // Identifiers are letters, digits, hyphens and underscores: nothing is written with a per cent sign.
+                ("request", _) => asked.wanted.request = Some(value.to_owned()),
+                ("follow", "1" | "true") => asked.follow = true,
+                ("follow", "0" | "false") => asked.follow = false,
                 ("follow", _) => return Err(format!("follow={value} is neither 1 nor 0")),
-                _ => return Err(format!("`{key}` is not understood; there are lines, level and follow")),
+                _ => {
+                    return Err(format!(
+                        "`{key}` is not understood; there are lines, level, request and follow"
+                    ));
+                }
             }
         }
-        Ok(wanted)
+        Ok(asked)
     }
 }
 
 async fn logs(State(admin): Shared, uri: Uri) -> Result<Response, Failure> {
-    let wanted = Wanted::parse(uri.query().unwrap_or_default())
+    let Asked { lines, wanted, follow } = Asked::parse(uri.query().unwrap_or_default())
         .map_err(|text| failure(StatusCode::BAD_REQUEST, "bad_request", text))?;
     let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
-    if !wanted.follow {
-        let lines: Vec<_> =
-            admin.ring.last(wanted.lines, wanted.level).iter().map(|line| encode(line)).collect();
+    if !follow {
+        let lines: Vec<_> = admin.ring.last(lines, wanted).iter().map(|line| encode(line)).collect();
         return Ok((kind, lines.concat()).into_response());
     }
     let place = Arc::clone(&admin.followers).try_acquire_owned().map_err(|_| {
         let text = "as many readers follow the log as are allowed; close one of them";
         failure(StatusCode::SERVICE_UNAVAILABLE, "busy", text)
     })?;
-    let (kept, follower) = admin.ring.follow(wanted.lines, wanted.level);
+    let (kept, follower) = admin.ring.follow(lines, wanted);
     let kept = stream::iter(kept).map(|line| encode(&line));
     let rest = stream::unfold(
         (follower, admin.stopping.clone(), place),
@@ -207,12 +246,13 @@ mod tests {
 
     #[test]
     fn queries_of_logs() {
-        let defaults = Wanted { lines: LINES, level: Level::Trace, follow: false };
-        assert_eq!(Wanted::parse(""), Ok(defaults));
-        let all = Wanted { lines: 5, level: Level::Warn, follow: true };
-        assert_eq!(Wanted::parse("follow=1&lines=5&level=WARN"), Ok(all));
-        for wrong in ["lines=-1", "lines=", "level=loud", "follow=yes", "follow", "tail=5"] {
-            assert!(Wanted::parse(wrong).is_err(), "{wrong}");
+        let defaults = Asked { lines: LINES, wanted: Level::Trace.into(), follow: false };
+        assert_eq!(Asked::parse(""), Ok(defaults));
+        let wanted = Wanted { least: Level::Warn, request: Some("req-1".to_owned()) };
+        let all = Asked { lines: 5, wanted, follow: true };
+        assert_eq!(Asked::parse("follow=1&lines=5&level=WARN&request=req-1"), Ok(all));
+        for wrong in ["lines=-1", "lines=", "level=loud", "follow=yes", "follow", "tail=5", "request="] {
+            assert!(Asked::parse(wrong).is_err(), "{wrong}");
         }
     }
 }

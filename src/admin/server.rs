@@ -2,7 +2,9 @@
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
+use axectl::protocol;
 use axum::{http::StatusCode, response::IntoResponse};
+use futures::future::BoxFuture;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::UnixStream,
@@ -14,6 +16,7 @@ use tower::ServiceExt;
 
 use super::{
     Board, Listener, LogControl, LogRing, Peer, Policy,
+    hangup::Hangup,
     peer::groups_of,
     routes::{self, failure},
 };
@@ -38,11 +41,16 @@ pub(super) struct Admin {
     pub(super) control: LogControl,
     pub(super) followers: Arc<Semaphore>,
     pub(super) stopping: watch::Receiver<bool>,
+    pub(super) reload: Option<Reload>,
 }
+
+/// Has the daemon read its configuration anew; the error says why nothing changed. What was begun is finished, whether
+/// or not the future is.
+pub type Reload = Arc<dyn Fn() -> BoxFuture<'static, Result<protocol::Reload, String>> + Send + Sync>;
 
 /// The admin server.
 pub struct Server {
-    admin: Arc<Admin>,
+    admin: Admin,
     policy: Arc<Policy>,
     stop: watch::Sender<bool>,
 }
@@ -51,13 +59,23 @@ impl Server {
     /// A server that lets in whom `policy` admits.
     pub fn new(board: Arc<Board>, policy: Policy, ring: LogRing, control: LogControl) -> Self {
         let (stop, stopping) = watch::channel(false);
-        let admin = Admin { board, ring, control, followers: Arc::new(Semaphore::new(FOLLOWERS)), stopping };
-        Self { admin: Arc::new(admin), policy: Arc::new(policy), stop }
+        let followers = Arc::new(Semaphore::new(FOLLOWERS));
+        let admin = Admin { board, ring, control, followers, stopping, reload: None };
+        Self { admin, policy: Arc::new(policy), stop }
+    }
+
+    /// The same server, which can have the daemon reload.
+    #[must_use]
+    pub fn with_reload(mut self, reload: Reload) -> Self {
+        self.admin.reload = Some(reload);
+        self
     }
 
     /// Serves `listener` until `shutdown` is done; then followers are let go and the socket is removed.
     pub async fn serve(self, listener: Listener, shutdown: impl Future<Output = ()>) {
-        let router = routes::router(Arc::clone(&self.admin));
+        let Self { admin, policy, stop } = self;
+        let stopping = admin.stopping.clone();
+        let router = routes::router(Arc::new(admin));
         let places = Arc::new(Semaphore::new(CONNECTIONS));
         let mut connections = JoinSet::new();
         tokio::pin!(shutdown);
@@ -72,8 +90,8 @@ impl Server {
             };
             match accepted {
                 (Ok(place), Ok((stream, _))) => {
-                    let (router, policy) = (router.clone(), Arc::clone(&self.policy));
-                    let stopping = self.admin.stopping.clone();
+                    let (router, policy) = (router.clone(), Arc::clone(&policy));
+                    let stopping = stopping.clone();
                     connections.spawn(async move {
                         converse(stream, router, &policy, stopping).await;
                         drop(place);
@@ -88,7 +106,7 @@ impl Server {
             }
             while connections.try_join_next().is_some() {}
         }
-        self.stop.send_replace(true);
+        stop.send_replace(true);
         let ended = timeout(FAREWELL, async { while connections.join_next().await.is_some() {} }).await;
         if ended.is_err() {
             tracing::debug!("admin connections that did not end in time are cut");
@@ -112,7 +130,11 @@ async fn converse(
         }
     };
     let keep_alive = refusal.is_none();
-    let service = hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+    let hangup = Hangup::of(&stream).ok();
+    let service = hyper::service::service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        if let Some(hangup) = &hangup {
+            request.extensions_mut().insert(hangup.clone());
+        }
         let (router, refusal) = (router.clone(), refusal.clone());
         async move {
             Ok::<_, Infallible>(match refusal {

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use axe::checkpoint::gguf::Gguf;
-use axe::config::Config;
+use axe::config::{Config, DeviceConfig};
 use axe::decode::diffusion::noise;
+use axe::device::KernelTime;
 use axe::model::{Causal, CausalConfig, LoadOptions, Logits};
 use clap::Args;
 use serde_json::json;
@@ -16,7 +17,9 @@ use serde_json::json;
 /// Time a causal model's passes of a few rows, as block decoding makes them.
 ///
 /// Tokens are random ids, and every row gets logits. Widths take turns, so that what disturbs the machine disturbs all of
-/// them. With `device.profiling` in the configuration, each kernel's share follows.
+/// them. `host` is the share of a pass that is not its kernels' own work: its time less the time that kernels ran by the
+/// device's events, in rounds of their own; where a pass is one launch, what that takes with nothing to compute counts as the
+/// host's. With `device.profiling` in the configuration, passes are many launches and each kernel's share follows.
 #[derive(Debug, Args)]
 pub struct Options {
     /// The checkpoint.
@@ -43,10 +46,13 @@ pub struct Options {
 /// What passes of one width took, in seconds.
 #[derive(Default)]
 struct Times {
+    launches: usize,
     /// From the first call to the answer.
     whole: Vec<f64>,
     /// Until everything was enqueued.
-    host: Vec<f64>,
+    enqueued: Vec<f64>,
+    /// That kernels worked, where the device's events were asked.
+    kernels: Vec<f64>,
 }
 
 /// Loads the model and times it.
@@ -69,51 +75,98 @@ pub fn run(options: &Options) -> Result<()> {
         logit_rows: widest,
         cache: config.device.kv_cache,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
+        join: config.device.join_launches && !config.device.profiling,
     };
-    let device = axe::load::open_device(&config.device)?;
-    let mut model = Causal::load(device, gguf, &load, &mut |_| {})?;
-    let ids: Vec<u32> = (0..context).map(|row| noise::initial(1, 0, row, trained.vocabulary)).collect();
+    let times = |profiling: bool, rounds: u32| -> Result<(Vec<Times>, Causal)> {
+        let device = axe::load::open_device(&DeviceConfig { profiling, ..config.device.clone() })?;
+        let mut model = Causal::load(device, Arc::clone(&gguf), &load, &mut |_| {})?;
+        Ok((measure(&mut model, &widths, at, rounds)?, model))
+    };
+    // One model after the other: there may not be room for two.
+    let (mut found, model) = times(config.device.profiling, options.rounds)?;
+    let profile = model.device().profile()?;
+    drop(model);
+    if !config.device.profiling {
+        let (by_events, _) = times(true, options.rounds.div_ceil(4))?;
+        for (times, by_events) in found.iter_mut().zip(by_events) {
+            times.kernels = by_events.kernels;
+        }
+    }
+    print(options, &widths, found, &profile)
+}
+
+/// Times `rounds` passes of each width behind `at` positions.
+fn measure(model: &mut Causal, widths: &[usize], at: usize, rounds: u32) -> Result<Vec<Times>> {
+    let ids: Vec<u32> =
+        (0..model.context()).map(|row| noise::initial(1, 0, row, model.config().vocabulary)).collect();
+    let rows = model.rows();
     for (part, tokens) in ids[..at].chunks(rows).enumerate() {
         model.forward(tokens, part * rows, Logits::None)?;
     }
     let mut times: Vec<Times> = widths.iter().map(|_| Times::default()).collect();
-    for round in 0..=options.rounds {
-        if round == 1 {
-            model.device().reset_profile(); // the first round prepares the passes and does not count
-        }
+    for round in 0..=rounds {
         for (&width, times) in widths.iter().zip(&mut times) {
+            let before = worked(model)?;
             let began = Instant::now();
             model.forward(&ids[at..at + width], at, Logits::All)?;
             let enqueued = began.elapsed().as_secs_f64();
             let choices = model.choices()?;
+            let whole = began.elapsed().as_secs_f64();
             if choices.iter().any(|row| row.bad) {
                 bail!("a logit is not a finite number");
             }
-            if round > 0 {
-                times.whole.push(began.elapsed().as_secs_f64());
-                times.host.push(enqueued);
+            if round == 0 {
+                continue; // it prepares the passes and does not count
+            }
+            times.launches = model.launches(width, Logits::All);
+            times.whole.push(whole);
+            times.enqueued.push(enqueued);
+            if model.device().is_profiling() {
+                let after = worked(model)?;
+                let joining =
+                    if model.run_hollow(width, Logits::All)? { worked(model)? - after } else { 0.0 };
+                times.kernels.push(after - before - joining);
             }
         }
     }
-    print(options, &widths, times, &model)
+    Ok(times)
 }
 
-fn print(options: &Options, widths: &[usize], times: Vec<Times>, model: &Causal) -> Result<()> {
-    let rows: Vec<(usize, usize, f64, f64, f64)> = widths
-        .iter()
-        .zip(times)
-        .map(|(&width, times)| {
-            let (whole, best) = median_and_best(times.whole);
-            (width, model.launches(width, Logits::All), whole, best, median_and_best(times.host).0)
-        })
-        .collect();
-    let (first, first_best) = rows.first().map_or((f64::NAN, f64::NAN), |row| (row.2, row.3));
+/// Seconds that kernels have run, by the device's events, where it keeps them.
+fn worked(model: &Causal) -> Result<f64> {
+    Ok(model.device().profile()?.iter().map(|time| time.total_ns as f64 / 1e9).sum())
+}
+
+fn print(options: &Options, widths: &[usize], times: Vec<Times>, profile: &[KernelTime]) -> Result<()> {
+    struct Row {
+        width: usize,
+        launches: usize,
+        whole: f64,
+        best: f64,
+        enqueued: f64,
+        /// Share of the whole.
+        host: f64,
+    }
+    let row = |(&width, times): (&usize, Times)| {
+        let (whole, best) = median_and_best(times.whole);
+        let (enqueued, kernels) = (median_and_best(times.enqueued).0, median_and_best(times.kernels).0);
+        Row { width, launches: times.launches, whole, best, enqueued, host: 1.0 - kernels / whole }
+    };
+    let rows: Vec<Row> = widths.iter().zip(times).map(row).collect();
+    let (first, first_best) = rows.first().map_or((f64::NAN, f64::NAN), |row| (row.whole, row.best));
     super::to_stdout(|out| {
         if options.json {
             let passes: Vec<_> = rows
                 .iter()
-                .map(|&(width, launches, whole, best, host)| {
-                    json!({ "width": width, "launches": launches, "s": whole, "best_s": best, "host_s": host })
+                .map(|row| {
+                    json!({
+                        "width": row.width,
+                        "launches": row.launches,
+                        "s": row.whole,
+                        "best_s": row.best,
+                        "enqueue_s": row.enqueued,
+                        "host_share": row.host,
+                    })
                 })
                 .collect();
             writeln!(out, "{}", json!({ "at": options.at, "passes": passes }))?;
@@ -121,22 +174,24 @@ fn print(options: &Options, widths: &[usize], times: Vec<Times>, model: &Causal)
         }
         writeln!(
             out,
-            "{:>5} {:>9} {:>9} {:>6} {:>9} {:>6} {:>10} {:>11}",
-            "rows", "launches", "ms", "ratio", "best ms", "ratio", "enqueue ms", "of the pass"
+            "{:>5} {:>9} {:>9} {:>6} {:>9} {:>6} {:>10} {:>7}",
+            "rows", "launches", "ms", "ratio", "best ms", "ratio", "enqueue ms", "host"
         )?;
-        for (width, launches, whole, best, host) in rows {
+        for row in &rows {
             writeln!(
                 out,
-                "{width:>5} {launches:>9} {:>9.3} {:>6.2} {:>9.3} {:>6.2} {:>10.3} {:>10.1}%",
-                whole * 1e3,
-                whole / first,
-                best * 1e3,
-                best / first_best,
-                host * 1e3,
-                100.0 * host / whole
+                "{:>5} {:>9} {:>9.3} {:>6.2} {:>9.3} {:>6.2} {:>10.3} {:>6.1}%",
+                row.width,
+                row.launches,
+                row.whole * 1e3,
+                row.whole / first,
+                row.best * 1e3,
+                row.best / first_best,
+                row.enqueued * 1e3,
+                100.0 * row.host
             )?;
         }
-        for time in model.device().profile()? {
+        for time in profile {
             let ms = time.total_ns as f64 / 1e6;
             writeln!(out, "{ms:10.1} ms {:6} launches  {}: {}", time.launches, time.program, time.kernel)?;
         }

@@ -11,6 +11,7 @@ use axe::decode::BlockSize;
 pub mod bench_denoise;
 pub mod bench_ops;
 pub mod bench_passes;
+pub mod config;
 pub mod convert;
 pub mod denoise;
 pub mod detokenize;

@@ -8,6 +8,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::ConfigError;
 use crate::decode::BlockSize;
 
@@ -20,6 +22,8 @@ pub enum Origin {
     Env(String),
     /// A command line flag, with its dashes.
     Flag(&'static str),
+    /// A credential that systemd handed over.
+    Credential(PathBuf),
     /// Nowhere: the built-in default.
     Default,
 }
@@ -30,6 +34,7 @@ impl fmt::Display for Origin {
             Self::File(path) => write!(f, "{}", path.display()),
             Self::Env(name) => write!(f, "environment variable {name}"),
             Self::Flag(name) => write!(f, "flag {name}"),
+            Self::Credential(path) => write!(f, "credential {}", path.display()),
             Self::Default => f.write_str("built-in defaults"),
         }
     }
@@ -42,6 +47,17 @@ impl Origin {
     }
 }
 
+/// A setting with its value and the place that named it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Effective {
+    /// The dotted key.
+    pub key: &'static str,
+    /// The value; null where nothing is set and nothing is the default. A secret shows as `(secret)`.
+    pub value: Value,
+    /// Where it was written.
+    pub origin: Origin,
+}
+
 /// A type a setting can have.
 pub(super) trait Setting: Sized {
     /// What a person should have written, e.g. `a string`.
@@ -50,6 +66,8 @@ pub(super) trait Setting: Sized {
     fn from_toml(value: &toml::Value) -> Option<Self>;
     /// Reads the form used in environment variables and flags.
     fn from_text(text: &str) -> Option<Self>;
+    /// The value as the operator is shown it.
+    fn to_json(&self) -> Value;
 }
 
 impl Setting for String {
@@ -59,6 +77,9 @@ impl Setting for String {
     }
     fn from_text(text: &str) -> Option<Self> {
         Some(text.to_owned())
+    }
+    fn to_json(&self) -> Value {
+        self.as_str().into()
     }
 }
 
@@ -74,6 +95,12 @@ impl Setting for BlockSize {
     fn from_text(text: &str) -> Option<Self> {
         text.parse().ok()
     }
+    fn to_json(&self) -> Value {
+        match self {
+            Self::Auto => "auto".into(),
+            Self::Fixed(rows) => (*rows).into(),
+        }
+    }
 }
 
 impl Setting for bool {
@@ -88,6 +115,9 @@ impl Setting for bool {
             _ => None,
         }
     }
+    fn to_json(&self) -> Value {
+        (*self).into()
+    }
 }
 
 impl Setting for u64 {
@@ -97,6 +127,9 @@ impl Setting for u64 {
     }
     fn from_text(text: &str) -> Option<Self> {
         text.trim().parse().ok()
+    }
+    fn to_json(&self) -> Value {
+        (*self).into()
     }
 }
 
@@ -108,6 +141,9 @@ impl Setting for f64 {
     }
     fn from_text(text: &str) -> Option<Self> {
         text.trim().parse::<f64>().ok().filter(|n| n.is_finite())
+    }
+    fn to_json(&self) -> Value {
+        (*self).into()
     }
 }
 
@@ -122,6 +158,9 @@ impl Setting for Duration {
     fn from_text(text: &str) -> Option<Self> {
         f64::from_text(text).filter(|s| (0.0..=LONGEST_S).contains(s)).map(Self::from_secs_f64)
     }
+    fn to_json(&self) -> Value {
+        self.as_secs_f64().into()
+    }
 }
 
 impl Setting for Vec<String> {
@@ -131,6 +170,9 @@ impl Setting for Vec<String> {
     }
     fn from_text(text: &str) -> Option<Self> {
         Some(text.split(',').map(str::trim).filter(|s| !s.is_empty()).map(str::to_owned).collect())
+    }
+    fn to_json(&self) -> Value {
+        self.clone().into()
     }
 }
 
@@ -168,6 +210,7 @@ pub(super) struct Sources {
     env: BTreeMap<String, String>,
     flags: Vec<Override>,
     known: Vec<&'static str>,
+    effective: Vec<Effective>,
 }
 
 /// Short names for the settings people change most; the full name `AXE_<SECTION>_<KEY>` works for every setting.
@@ -210,7 +253,14 @@ impl Sources {
                 }
             }
         }
-        Ok(Self { file: file.map(Path::to_owned), entries, env, flags, known: Vec::new() })
+        Ok(Self {
+            file: file.map(Path::to_owned),
+            entries,
+            env,
+            flags,
+            known: Vec::new(),
+            effective: Vec::new(),
+        })
     }
 
     fn find(&mut self, key: &'static str) -> Result<Option<(Origin, Found)>, ConfigError> {
@@ -253,13 +303,24 @@ impl Sources {
         expected: &str,
         ok: impl FnOnce(&T) -> bool,
     ) -> Result<Option<(T, Origin)>, ConfigError> {
-        let Some((origin, found)) = self.find(key)? else { return Ok(None) };
+        let Some((origin, found)) = self.find(key)? else {
+            self.effective.push(Effective { key, value: Value::Null, origin: Origin::Default });
+            return Ok(None);
+        };
         let value = match &found {
             Found::Toml(value) => T::from_toml(value),
             Found::Text(text) => T::from_text(text),
         };
         match value.filter(ok) {
-            Some(value) => Ok(Some((value, origin))),
+            Some(value) => {
+                let shown = match value.to_json() {
+                    // An empty one is none.
+                    Value::String(text) if SECRET.contains(&key) && !text.is_empty() => "(secret)".into(),
+                    shown => shown,
+                };
+                self.effective.push(Effective { key, value: shown, origin: origin.clone() });
+                Ok(Some((value, origin)))
+            }
             None => Err(ConfigError::Invalid {
                 origin,
                 key: key.to_owned(),
@@ -272,7 +333,7 @@ impl Sources {
 
     /// Any value of the type, or the default.
     pub(super) fn any<T: Setting>(&mut self, key: &'static str, default: T) -> Result<T, ConfigError> {
-        Ok(self.optional(key, "", |_| true)?.map_or(default, |(value, _)| value))
+        self.checked(key, default, "", |_| true)
     }
 
     /// A value for which `ok` holds, or the default.
@@ -283,7 +344,28 @@ impl Sources {
         expected: &str,
         ok: impl FnOnce(&T) -> bool,
     ) -> Result<T, ConfigError> {
-        Ok(self.optional(key, expected, ok)?.map_or(default, |(value, _)| value))
+        match self.optional(key, expected, ok)? {
+            Some((value, _)) => Ok(value),
+            None => {
+                self.settle(key, default.to_json(), None);
+                Ok(default)
+            }
+        }
+    }
+
+    /// Shows `value` for a setting that nobody wrote, and where it comes from if that is not the built-in default.
+    pub(super) fn settle(&mut self, key: &'static str, value: Value, origin: Option<Origin>) {
+        if let Some(effective) = self.effective.iter_mut().rev().find(|effective| effective.key == key)
+            && effective.origin == Origin::Default
+        {
+            effective.value = value;
+            effective.origin = origin.unwrap_or(Origin::Default);
+        }
+    }
+
+    /// A variable of the environment that is no setting.
+    pub(super) fn variable(&self, name: &str) -> Option<&str> {
+        self.env.get(name).map(String::as_str).filter(|text| !text.is_empty())
     }
 
     /// An integer from `low` to `high`, or the default.
@@ -359,8 +441,9 @@ impl Sources {
         Ok(())
     }
 
-    /// Complains about the first entry of the file or the environment that nobody asked for.
-    pub(super) fn finish(self) -> Result<(), ConfigError> {
+    /// Complains about the first entry of the file or the environment that nobody asked for; all settings otherwise, in
+    /// the order in which they were read.
+    pub(super) fn finish(self) -> Result<Vec<Effective>, ConfigError> {
         self.check_environment()?;
         let empty_section = |key: &str, value: &toml::Value| {
             value.is_table() && self.known.iter().any(|known| known.split('.').next() == Some(key))
@@ -369,7 +452,7 @@ impl Sources {
             .entries
             .iter()
             .find(|(key, value)| !self.known.contains(&key.as_str()) && !empty_section(key, value));
-        let Some((key, value)) = unknown else { return Ok(()) };
+        let Some((key, value)) = unknown else { return Ok(self.effective) };
         let section = key.split('.').next().unwrap_or_default();
         let mut expected: Vec<&str> =
             self.known.iter().copied().filter(|k| k.split('.').next() == Some(section)).collect();

@@ -27,6 +27,7 @@ pub(super) async fn report(handle: EngineHandle, address: SocketAddr) {
         let status = match &now {
             State::Loading { progress, what } => format!("loading: {what}, {:.0} %", progress * 100.0),
             State::Ready => format!("ready on http://{address}"),
+            State::Hung { error } => format!("hung: {error}"),
             State::Draining => "draining".to_owned(),
             State::Stopped => "stopped".to_owned(),
             State::Failed { error } => format!("failed: {error}"),
@@ -46,8 +47,8 @@ pub(super) async fn report(handle: EngineHandle, address: SocketAddr) {
             }
             _ => {}
         }
-        // A failed engine stops the beat: the watchdog then restarts the daemon.
-        if watched && !matches!(now, State::Failed { .. }) {
+        // An engine that has failed or hangs stops the beat: the watchdog then restarts the daemon.
+        if watched && !matches!(now, State::Failed { .. } | State::Hung { .. }) {
             news.push(NotifyState::Watchdog);
         }
         if !news.is_empty() {
@@ -58,6 +59,24 @@ pub(super) async fn report(handle: EngineHandle, address: SocketAddr) {
         if let Ok(Err(_gone)) = tokio::time::timeout(beat, state.changed()).await {
             return;
         }
+    }
+}
+
+/// Tells the supervisor that the configuration is being read anew, and returns what tells it that this is over.
+pub(super) fn reloading() -> Reloading {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => notify(&[NotifyState::Reloading, now]),
+        Err(error) => tracing::debug!(%error, "cannot notify the supervisor"),
+    }
+    Reloading
+}
+
+/// A reload, for as long as it lives.
+pub(super) struct Reloading;
+
+impl Drop for Reloading {
+    fn drop(&mut self) {
+        notify(&[NotifyState::Ready]);
     }
 }
 

@@ -4,14 +4,23 @@
 //! neither need be `Send`.
 
 pub mod block;
+mod constraint;
 pub mod diffusion;
+mod logprobs;
+mod lost;
 mod philox;
 mod prompt;
 mod sample;
 mod scan;
 
 pub use block::{BlockOptions, BlockSize, BlockStats, CausalBackend, ProposerStats};
+pub use constraint::{
+    Allowed, Constraint, ConstraintError, Encode, Format, Grammars, Mask, Thoughts, Word, Words,
+};
 pub use diffusion::DiffusionBackend;
+pub use logprobs::TokenLogprobs;
+pub use lost::is_lost;
+pub use philox::choice_seed;
 pub use sample::{Sampler, argmax};
 pub use scan::top_of;
 
@@ -34,10 +43,32 @@ pub trait Backend {
         prompt: &[u32],
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError>;
+    /// Starts a generation of what stands between two texts; it is complete by itself. [`Wanted::most`] bounds it.
+    ///
+    /// # Errors
+    /// A model that cannot look at what comes behind; else as for [`Backend::start`].
+    fn infill<'a>(
+        &'a mut self,
+        _texts: Texts<'_>,
+        _sampling: &Sampling,
+    ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        Err("this model continues texts; it cannot fill a gap in one".into())
+    }
     /// Most positions (prompt and output together) the cache holds.
     fn context_length(&self) -> usize;
     /// What is allocated on the device at present.
     fn memory(&self) -> Memory;
+}
+
+/// The texts before and behind a gap, as token ids.
+#[derive(Debug, Clone, Copy)]
+pub struct Texts<'t> {
+    /// What stands before, at least one token, shorter than [`Backend::context_length`].
+    pub prompt: &'t [u32],
+    /// How many tokens at its end are plain text: they may be read together with the gap.
+    pub plain: usize,
+    /// What stands behind, at least one token.
+    pub suffix: &'t [u32],
 }
 
 /// Bytes allocated on the device, by purpose.
@@ -75,8 +106,19 @@ pub trait Generation {
     fn step(&mut self) -> Result<Step, BackendError>;
     /// Tells what is wanted of it, before the first step. It changes no token, only what is not computed for nothing.
     fn want(&mut self, _wanted: Wanted) {}
+    /// Of the tokens that the last step committed only the first `tokens` are part of the reply; what it took counts
+    /// accordingly.
+    fn kept(&mut self, _tokens: usize) {}
+    /// Log-probabilities of the tokens that the last step committed, in order, if they are wanted and the model has any.
+    fn logprobs(&mut self) -> Vec<TokenLogprobs> {
+        Vec::new()
+    }
     /// Prompt tokens taken over from the cache of the generation before; known after the first step.
     fn cached_tokens(&self) -> usize;
+    /// Whether everything is made that was to be: no step may follow. Most generations go on until somebody ends them.
+    fn complete(&self) -> bool {
+        false
+    }
     /// What denoising took so far, for models that denoise.
     fn denoising(&self) -> Option<DenoisingStats> {
         None
@@ -96,12 +138,14 @@ pub struct Wanted {
     pub ends: Vec<u32>,
     /// Show guesses, as [`Step::Draft`], before they are evaluated. Models that denoise always show theirs.
     pub drafts: bool,
+    /// Tell the log-probability of each token, and those of so many of the most probable ones.
+    pub logprobs: Option<usize>,
 }
 
 impl Default for Wanted {
     /// Everything, and no drafts.
     fn default() -> Self {
-        Self { most: usize::MAX, ends: Vec::new(), drafts: false }
+        Self { most: usize::MAX, ends: Vec::new(), drafts: false, logprobs: None }
     }
 }
 
@@ -156,6 +200,10 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Subtracted from the logits of tokens once for every time seen in the output.
     pub frequency_penalty: f32,
+    /// Added to the logits of these tokens, before penalties.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// What the reply must match; causal models only. What it does not allow is out before filters look at a row.
+    pub constraint: Option<Constraint>,
     /// Keys the counter-based generator; the draw at a position depends on seed and position only.
     pub seed: u64,
     /// How a canvas is denoised; without effect on causal models.
@@ -183,6 +231,8 @@ impl Default for Sampling {
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            constraint: None,
             seed: 0,
             denoising: Denoising::default(),
         }
@@ -208,4 +258,10 @@ pub enum SamplingError {
     /// The model gave no logits.
     #[error("the model has an empty vocabulary")]
     NoLogits,
+    /// No token of the model can follow.
+    #[error("the constraint of the reply allows no token at position {position}")]
+    NothingAllowed {
+        /// Position of the token to be chosen.
+        position: usize,
+    },
 }

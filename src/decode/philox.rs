@@ -34,6 +34,18 @@ pub fn gumbel_of(word: u32) -> f64 {
     -(-uniform.ln()).ln()
 }
 
+/// The seed of one of several replies to the same request: that of the first is the request's own.
+pub fn choice_seed(seed: u64, choice: usize) -> u64 {
+    if choice == 0 {
+        return seed;
+    }
+    let choice = choice as u64;
+    // Noise has 0 for the last word.
+    let words =
+        philox([seed as u32, (seed >> 32) as u32], [choice as u32, (choice >> 32) as u32, 0, u32::MAX]);
+    u64::from(words[0]) | u64::from(words[1]) << 32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,6 +62,16 @@ mod tests {
             philox([0xa409_3822, 0x299f_31d0], [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344]),
             [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
         );
+    }
+
+    #[test]
+    fn each_choice_has_a_seed_of_its_own() {
+        let seeds: Vec<u64> = (0..100).map(|choice| choice_seed(7, choice)).collect();
+        assert_eq!(seeds[0], 7);
+        let different: std::collections::HashSet<&u64> = seeds.iter().collect();
+        assert_eq!(different.len(), 100);
+        assert_eq!(choice_seed(7, 3), seeds[3]);
+        assert_ne!(choice_seed(8, 3), seeds[3]);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The choice of the next token: penalties, temperature, filters, and the argmax of logits plus Gumbel noise.
+//! The choice of the next token: biases, penalties, what a constraint allows, temperature, filters, and the argmax of
+//! logits plus Gumbel noise.
 //!
 //! Noise is keyed by seed, position and token, so that a choice depends on nothing that happened before.
 
@@ -7,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::philox::{gumbel, gumbel_of, words};
 use super::scan::{GROUP, pairs, survey};
-use super::{Sampling, SamplingError};
+use super::{Allowed, Sampling, SamplingError};
 use crate::ops::RowTop;
 
 /// A token this far below the best, in units of the temperature, cannot win: noise spans less than 26.1.
@@ -26,7 +27,9 @@ pub struct Sampler {
     sampling: Sampling,
     prompt: HashSet<u32>,
     output: HashMap<u32, u32>,
-    penalised: Vec<f32>,
+    /// What is added to the logits of some tokens.
+    bias: HashMap<u32, f32>,
+    adjusted: Vec<f32>,
     /// The largest logit of each group of a row.
     largest: Vec<f32>,
     /// Tokens that may win, with their distance from the best in units of the temperature.
@@ -41,7 +44,8 @@ impl Sampler {
             sampling: sampling.clone(),
             prompt: if remembers { prompt.iter().copied().collect() } else { HashSet::new() },
             output: HashMap::new(),
-            penalised: Vec::new(),
+            bias: sampling.logit_bias.iter().copied().filter(|&(_, bias)| bias != 0.0).collect(),
+            adjusted: Vec::new(),
             largest: Vec::new(),
             candidates: Vec::new(),
         }
@@ -52,43 +56,83 @@ impl Sampler {
     /// # Errors
     /// [`SamplingError`] when a logit is not finite or there is none.
     pub fn choose(&mut self, logits: &[f32], position: usize) -> Result<u32, SamplingError> {
-        let mut token = None;
-        if let Some(top) = self.survey(logits, position)? {
-            token = if self.penalises() {
-                let mut penalised = std::mem::take(&mut self.penalised);
-                penalised.clear();
-                penalised.extend_from_slice(logits);
-                self.penalise(&mut penalised);
-                let top = self.survey(&penalised, position)?;
-                let token = top.and_then(|top| self.pick(&penalised, top, position));
-                self.penalised = penalised;
-                token
-            } else {
-                self.pick(logits, top, position)
-            };
-        }
+        self.choose_among(logits, position, Allowed::All)
+    }
+
+    /// Chooses the token at `position` from those of its row that are allowed, and remembers it.
+    ///
+    /// # Errors
+    /// [`SamplingError`] when a logit is not finite, there is none, or none is allowed.
+    pub fn choose_among(
+        &mut self,
+        logits: &[f32],
+        position: usize,
+        allowed: Allowed<'_>,
+    ) -> Result<u32, SamplingError> {
+        let top = self.survey(logits, position)?.ok_or(SamplingError::NoLogits)?;
+        let token = if self.adjusts() || !matches!(allowed, Allowed::All) {
+            let mut row = std::mem::take(&mut self.adjusted);
+            row.clear();
+            row.extend_from_slice(logits);
+            let token = self.choose_adjusted(&mut row, position, allowed);
+            self.adjusted = row;
+            token?
+        } else {
+            self.pick(logits, top, position)
+        };
         let token = token.ok_or(SamplingError::NoLogits)?;
         self.remember(token);
         Ok(token)
     }
 
+    /// Chooses from a row of its own, which is changed by biases and penalties.
+    fn choose_adjusted(
+        &mut self,
+        row: &mut [f32],
+        position: usize,
+        allowed: Allowed<'_>,
+    ) -> Result<Option<u32>, SamplingError> {
+        self.adjust(row);
+        let mut top = self.survey(row, position)?;
+        if !matches!(allowed, Allowed::All) {
+            allowed.keep(row);
+            top = self.heights(row);
+            if top.is_none_or(|top| top == f32::NEG_INFINITY) {
+                return Err(SamplingError::NothingAllowed { position });
+            }
+        }
+        Ok(top.and_then(|top| self.pick(row, top, position)))
+    }
+
     /// Chooses the token from the best of its row and remembers it, if they are enough to tell which one
-    /// [`Sampler::choose`] would choose.
-    pub fn choose_from(&mut self, top: &RowTop) -> Option<u32> {
-        if top.bad || !self.is_greedy() {
+    /// [`Sampler::choose_among`] would choose.
+    pub fn choose_from(&mut self, top: &RowTop, allowed: Allowed<'_>) -> Option<u32> {
+        if top.bad {
             return None;
         }
-        let token = if self.penalises() {
+        if let Allowed::One(token) = allowed {
+            self.remember(token);
+            return Some(token);
+        }
+        if !self.is_greedy() {
+            return None;
+        }
+        let mut named = pairs(top).filter(|&(token, _)| allowed.has(token));
+        let token = if self.adjusts() {
             let s = &self.sampling;
             if s.repetition_penalty < 1.0 || s.presence_penalty < 0.0 || s.frequency_penalty < 0.0 {
                 return None;
             }
-            // What is not named here has a logit no larger than that of any token here, and penalties only lower it: one
-            // token that is not penalised keeps all of them away.
-            pairs(top).find(|&(token, _)| !self.seen(token))?;
-            best(pairs(top).map(|(token, logit)| (token, self.lowered(token, logit))))?.0
+            if self.bias.values().any(|&bias| bias > 0.0) {
+                return None;
+            }
+            // What is not named here has a logit no larger than that of any token here, and what changes logits only lowers
+            // them: one token that is left as it is keeps all of them away.
+            named.find(|&(token, _)| !self.seen(token) && !self.bias.contains_key(&token))?;
+            let named = pairs(top).filter(|&(token, _)| allowed.has(token));
+            best(named.map(|(token, logit)| (token, self.adjusted_logit(token, logit))))?.0
         } else {
-            pairs(top).next()?.0
+            named.next()?.0
         };
         self.remember(token);
         Some(token)
@@ -97,9 +141,9 @@ impl Sampler {
     /// Which of some tokens the model would choose at `position` if they were the only ones, filters aside, and how far
     /// the next of them is behind: in units of the temperature, or of logits where there is none.
     pub fn likely(&self, tokens: impl Iterator<Item = (u32, f32)>, position: usize) -> Option<(u32, f32)> {
-        let penalises = self.penalises();
-        let tokens =
-            tokens.map(|(token, logit)| (token, if penalises { self.lowered(token, logit) } else { logit }));
+        let adjusts = self.adjusts();
+        let tokens = tokens
+            .map(|(token, logit)| (token, if adjusts { self.adjusted_logit(token, logit) } else { logit }));
         if self.is_greedy() {
             return best(tokens);
         }
@@ -121,36 +165,55 @@ impl Sampler {
         self.output.contains_key(&token) || self.prompt.contains(&token)
     }
 
-    fn penalises(&self) -> bool {
+    /// Whether biases or penalties change any logit.
+    fn adjusts(&self) -> bool {
         let s = &self.sampling;
-        s.repetition_penalty != 1.0 || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0
+        s.repetition_penalty != 1.0
+            || s.presence_penalty != 0.0
+            || s.frequency_penalty != 0.0
+            || !self.bias.is_empty()
     }
 
-    /// A logit after penalties.
-    fn lowered(&self, token: u32, logit: f32) -> f32 {
+    /// A logit after bias and penalties, in this order.
+    fn adjusted_logit(&self, token: u32, logit: f32) -> f32 {
         let s = &self.sampling;
+        let mut adjusted = logit + self.bias.get(&token).copied().unwrap_or(0.0);
         let count = self.output.get(&token).copied();
-        let mut lowered = logit;
         if s.repetition_penalty != 1.0 && (count.is_some() || self.prompt.contains(&token)) {
-            lowered = if logit > 0.0 { logit / s.repetition_penalty } else { logit * s.repetition_penalty };
+            adjusted = if adjusted > 0.0 {
+                adjusted / s.repetition_penalty
+            } else {
+                adjusted * s.repetition_penalty
+            };
         }
         match count {
-            Some(count) => lowered - (s.presence_penalty + s.frequency_penalty * count as f32),
-            None => lowered,
+            Some(count) => adjusted - (s.presence_penalty + s.frequency_penalty * count as f32),
+            None => adjusted,
         }
     }
 
-    fn penalise(&self, logits: &mut [f32]) {
-        let seen =
-            self.prompt.iter().filter(|token| !self.output.contains_key(token)).chain(self.output.keys());
-        for &token in seen {
-            if let Some(logit) = logits.get_mut(token as usize) {
-                *logit = self.lowered(token, *logit);
+    /// Changes the logits of a row by biases and penalties.
+    fn adjust(&self, row: &mut [f32]) {
+        let output = self.output.keys().filter(|token| !self.bias.contains_key(token));
+        let seen = self
+            .prompt
+            .iter()
+            .filter(|&token| !self.output.contains_key(token) && !self.bias.contains_key(token));
+        for &token in self.bias.keys().chain(output).chain(seen) {
+            if let Some(logit) = row.get_mut(token as usize) {
+                *logit = self.adjusted_logit(token, *logit);
             }
         }
     }
 
     /// The largest logit of a row; leaves the largest of each group behind. None if there are no logits.
+    fn heights(&mut self, row: &[f32]) -> Option<f32> {
+        self.largest.clear();
+        self.largest.extend(row.chunks(GROUP).map(|group| survey(group).0));
+        self.largest.iter().copied().reduce(|most, v| if v > most { v } else { most })
+    }
+
+    /// The same, for a row that must be sound.
     fn survey(&mut self, logits: &[f32], position: usize) -> Result<Option<f32>, SamplingError> {
         self.largest.clear();
         let mut sound = true;
@@ -481,7 +544,7 @@ mod tests {
                 let mut from_all = Sampler::new(&sampling, &prompt);
                 for position in 0..6 {
                     let expected = from_all.choose(&logits, position).unwrap();
-                    match from_top.choose_from(&top) {
+                    match from_top.choose_from(&top, Allowed::All) {
                         Some(token) => {
                             told += 1;
                             assert_eq!(token, expected, "row {row}, {sampling:?}");
@@ -496,8 +559,9 @@ mod tests {
         }
         assert!(told > 3000 && untold > 500, "{told} told, {untold} not");
         let warm = Sampling { temperature: 0.5, ..Sampling::default() };
-        assert_eq!(Sampler::new(&warm, &[]).choose_from(&top_of(&[1.0, 2.0])), None);
-        assert_eq!(Sampler::new(&Sampling::default(), &[]).choose_from(&top_of(&[1.0, f32::NAN])), None);
+        assert_eq!(Sampler::new(&warm, &[]).choose_from(&top_of(&[1.0, 2.0]), Allowed::All), None);
+        let bad = top_of(&[1.0, f32::NAN]);
+        assert_eq!(Sampler::new(&Sampling::default(), &[]).choose_from(&bad, Allowed::All), None);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use opencl3::memory as mem;
 use opencl3::types::{CL_BLOCKING, cl_device_id, cl_event, cl_int};
 
 use super::cache::BinaryCache;
+use super::checks::{Check, Checks};
 use super::discover::{DeviceInfo, DeviceKind, DeviceSelector, select};
 use super::error::{ClCode, DeviceError};
 use super::handle::Handle;
@@ -53,6 +54,7 @@ pub(super) struct Shared {
     pub(super) ledger: Ledger,
     pub(super) cache: Option<BinaryCache>,
     pub(super) profiler: Option<RefCell<Profiler>>,
+    checks: RefCell<Checks>,
     /// How many closures look at mapped memory; [`EXCLUSIVE`] while one writes it. The host may hold a slice of device
     /// memory only while nothing runs, and a writable one only while there is no other.
     mapped: Cell<u32>,
@@ -141,6 +143,7 @@ impl Device {
                 ledger: Ledger::new(budget),
                 cache,
                 profiler,
+                checks: RefCell::default(),
                 mapped: Cell::new(0),
                 queue,
                 context,
@@ -256,7 +259,8 @@ impl Device {
         if asked > limit {
             return Err(DeviceError::TooLarge { purpose, asked, limit });
         }
-        if used.checked_add(asked).is_none_or(|total| total > budget) {
+        let counts = purpose != Purpose::Arguments;
+        if counts && used.checked_add(asked).is_none_or(|total| total > budget) {
             return Err(DeviceError::OverBudget { purpose, asked, used, budget });
         }
         Ok(())
@@ -474,6 +478,16 @@ impl Device {
         if let Some(profiler) = &self.shared.profiler {
             profiler.borrow_mut().reset();
         }
+    }
+
+    /// Keeps how a kernel did against its reference: the largest deviation as a share of what is allowed.
+    pub fn note_check(&self, kernel: &str, worst: f64, passed: bool) {
+        self.shared.checks.borrow_mut().note(kernel, worst, passed);
+    }
+
+    /// How kernels did, as far as they were compared.
+    pub fn checks(&self) -> Vec<Check> {
+        self.shared.checks.borrow().all()
     }
 
     /// True if the device was opened with [`DeviceOptions::profiling`].

@@ -112,6 +112,18 @@ impl DeviceInfo {
             && self.native_float_width >= 16
             && host_has_avx512()
     }
+
+    /// Whether kernels may find memory by its address: for these runtimes a buffer is memory of this process, which lies
+    /// where it lies from first to last, and which kernels of 64 bits work on as it is.
+    pub fn finds_by_address(&self) -> bool {
+        self.kind == DeviceKind::Cpu && (self.is_intel() || self.is_pocl()) && size_of::<usize>() == 8
+    }
+
+    /// Whether kernels may hold the instruction for loops that wait: the device is the host's processor, of a kind that
+    /// always has it, and its compiler is known to pass assembly on.
+    pub fn takes_pause(&self) -> bool {
+        cfg!(target_arch = "x86_64") && self.kind == DeviceKind::Cpu && (self.is_intel() || self.is_pocl())
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

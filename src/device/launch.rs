@@ -10,6 +10,7 @@ use opencl3::kernel as krn;
 
 use super::context::{Device, Shared};
 use super::error::{ClCode, DeviceError};
+use super::fault;
 use super::handle::Handle;
 use super::memory::Buffer;
 use super::program::{Kernel, KernelInner, Param};
@@ -54,6 +55,33 @@ impl Arg<'_> {
             (Self::Local(_), Param::Local) => true,
             (Self::Buffer(_) | Self::Local(_), _) => false,
             (_, param) => param == Param::Value,
+        }
+    }
+}
+
+/// What a launch moves and computes, for profiles: what it has to, whatever a kernel does on the way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Bytes of weights and the like that it reads.
+    pub bytes: u64,
+    /// f32 operations.
+    pub operations: u64,
+    /// More bytes for each position before its rows.
+    pub bytes_a_position: u64,
+    /// More operations for each of them.
+    pub operations_a_position: u64,
+    /// As far back as it looks.
+    pub most_positions: u64,
+}
+
+impl Work {
+    /// The work with so many positions before the rows.
+    fn behind(self, positions: u64) -> Self {
+        let positions = positions.min(self.most_positions);
+        Self {
+            bytes: self.bytes.saturating_add(self.bytes_a_position.saturating_mul(positions)),
+            operations: self.operations.saturating_add(self.operations_a_position.saturating_mul(positions)),
+            ..self
         }
     }
 }
@@ -140,7 +168,9 @@ fn enqueue(
     object: &Handle,
     kernel: &KernelInner,
     size: &WorkSize,
+    work: Work,
 ) -> Result<(), DeviceError> {
+    fault::strike(&kernel.name)?;
     let mut event = ptr::null_mut();
     let wanted: *mut sys::cl_event = if shared.profiler.is_some() { &raw mut event } else { ptr::null_mut() };
     // SAFETY: queue and kernel are live and of one context; the sizes have `dims` numbers each; the callers set all
@@ -171,7 +201,7 @@ fn enqueue(
         });
     }
     match (&shared.profiler, kernel.slot) {
-        (Some(profiler), Some(slot)) => profiler.borrow_mut().record(slot, event),
+        (Some(profiler), Some(slot)) => profiler.borrow_mut().record(slot, event, work),
         _ => Ok(()),
     }
 }
@@ -203,7 +233,7 @@ impl Device {
         for (index, arg) in args.iter().enumerate() {
             set_arg(&kernel.handle, kernel, index, *arg)?;
         }
-        enqueue(&self.shared, &kernel.handle, kernel, &size)
+        enqueue(&self.shared, &kernel.handle, kernel, &size, Work::default())
     }
 
     /// Runs a prepared launch. Only enqueued; all launches run in order.
@@ -216,7 +246,7 @@ impl Device {
         if let Some(index) = launch.args.iter().position(|arg| matches!(arg, Held::Nothing)) {
             return Err(DeviceError::ArgUnset { kernel: kernel.name.to_string(), index });
         }
-        enqueue(&self.shared, &launch.object, kernel, &launch.size)
+        enqueue(&self.shared, &launch.object, kernel, &launch.size, launch.work.behind(launch.positions))
     }
 
     fn check_launch(&self, kernel: &KernelInner) -> Result<(), DeviceError> {
@@ -230,11 +260,10 @@ impl Device {
 /// What a prepared launch keeps for an argument.
 enum Held {
     Nothing,
-    Value,
-    Memory {
-        /// Never read, only kept: a kernel object does not keep its buffers alive.
-        _buffer: Buffer,
-    },
+    /// A number, or a size of local memory.
+    Value(Arg<'static>),
+    /// Kept, since a kernel object does not keep its buffers alive.
+    Memory(Buffer),
 }
 
 /// A kernel with arguments and sizes that stay from run to run, for [`Device::enqueue`]; it keeps its buffers alive.
@@ -246,6 +275,8 @@ pub struct Launch {
     kernel: Kernel,
     size: WorkSize,
     args: Vec<Held>,
+    work: Work,
+    positions: u64,
 }
 
 impl Launch {
@@ -257,7 +288,7 @@ impl Launch {
         let size = WorkSize::new(&kernel.inner, global, local)?;
         let object = kernel.another_object()?;
         let args = kernel.inner.params.iter().map(|_| Held::Nothing).collect();
-        Ok(Self { object, kernel: kernel.clone(), size, args })
+        Ok(Self { object, kernel: kernel.clone(), size, args, work: Work::default(), positions: 0 })
     }
 
     /// A launch with all its arguments.
@@ -292,11 +323,27 @@ impl Launch {
         set_arg(&self.object, &self.kernel.inner, index, arg)?;
         if let Some(held) = self.args.get_mut(index) {
             *held = match arg {
-                Arg::Buffer(buffer) => Held::Memory { _buffer: buffer.clone() },
-                _ => Held::Value,
+                Arg::Buffer(buffer) => Held::Memory(buffer.clone()),
+                Arg::I32(value) => Held::Value(Arg::I32(value)),
+                Arg::U32(value) => Held::Value(Arg::U32(value)),
+                Arg::I64(value) => Held::Value(Arg::I64(value)),
+                Arg::U64(value) => Held::Value(Arg::U64(value)),
+                Arg::F32(value) => Held::Value(Arg::F32(value)),
+                Arg::Local(bytes) => Held::Value(Arg::Local(bytes)),
             };
         }
         Ok(())
+    }
+
+    /// The same launch, which moves and computes so much.
+    #[must_use]
+    pub fn doing(self, work: Work) -> Self {
+        Self { work, ..self }
+    }
+
+    /// Says how many positions are before the rows of the runs enqueued from now on.
+    pub fn behind(&mut self, positions: u64) {
+        self.positions = positions;
     }
 
     /// Changes the work sizes for all runs enqueued from now on.
@@ -306,6 +353,21 @@ impl Launch {
     pub fn resize(&mut self, global: &[usize], local: Option<&[usize]>) -> Result<(), DeviceError> {
         self.size = WorkSize::new(&self.kernel.inner, global, local)?;
         Ok(())
+    }
+
+    /// Its arguments, in order; none for one that has no value yet.
+    pub fn args(&self) -> impl Iterator<Item = Option<Arg<'_>>> {
+        self.args.iter().map(|held| match held {
+            Held::Nothing => None,
+            Held::Value(value) => Some(*value),
+            Held::Memory(buffer) => Some(Arg::Buffer(buffer)),
+        })
+    }
+
+    /// Its work-items along each dimension, 1 for those it does not have; none where several of them are in a work-group,
+    /// or may be.
+    pub fn single_items(&self) -> Option<[usize; 3]> {
+        (self.size.local == Some([1; 3])).then_some(self.size.global)
     }
 
     /// The kernel it runs.

@@ -20,6 +20,8 @@ pub enum Purpose {
     KvCache,
     /// Activations and all else.
     Scratch,
+    /// Arguments of launches: kilobytes, which are counted as little as those that the runtime keeps for itself.
+    Arguments,
 }
 
 impl fmt::Display for Purpose {
@@ -28,6 +30,7 @@ impl fmt::Display for Purpose {
             Self::Weights => "weights",
             Self::KvCache => "kv_cache",
             Self::Scratch => "scratch",
+            Self::Arguments => "arguments",
         })
     }
 }
@@ -41,7 +44,7 @@ pub struct MemoryReport {
     pub kv_cache: u64,
     /// Bytes in [`Purpose::Scratch`] buffers.
     pub scratch: u64,
-    /// All of them.
+    /// All of these.
     pub total: u64,
     /// The most they may have together.
     pub budget: u64,
@@ -50,7 +53,7 @@ pub struct MemoryReport {
 /// Counts bytes by purpose; every buffer adds itself when made and takes itself off when dropped.
 #[derive(Debug)]
 pub(super) struct Ledger {
-    used: [Cell<u64>; 3],
+    used: [Cell<u64>; 4],
     pub(super) budget: u64,
 }
 
@@ -60,7 +63,8 @@ impl Ledger {
     }
 
     pub(super) fn total(&self) -> u64 {
-        self.used.iter().map(Cell::get).sum()
+        let arguments = &self.used[Purpose::Arguments as usize];
+        self.used.iter().map(Cell::get).sum::<u64>() - arguments.get()
     }
 
     pub(super) fn report(&self) -> MemoryReport {
@@ -163,6 +167,11 @@ impl Buffer {
             Access::Part(whole) => whole.is_zero_copy(),
             Access::ReadWrite | Access::Copied => false,
         }
+    }
+
+    /// True if the other one is a handle to the same buffer.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// True if it is a view of host memory that no kernel may write.

@@ -4,9 +4,11 @@
 //! handles belong to the thread that opened it. [`list_devices`] shows what there is.
 
 mod cache;
+mod checks;
 mod context;
 mod discover;
 mod error;
+mod fault;
 mod handle;
 mod launch;
 mod matrix_unit;
@@ -15,12 +17,14 @@ pub mod process;
 mod profile;
 mod program;
 pub mod runtime;
-pub mod telemetry;
+/// What the kernel shows of card and host.
+pub use axectl::sensors as telemetry;
 
+pub use checks::Check;
 pub use context::{Device, DeviceOptions};
 pub use discover::{DeviceInfo, DeviceKind, DeviceSelector, ListedDevice, list_devices};
 pub use error::{ClCode, DeviceError};
-pub use launch::{Arg, Launch};
+pub use launch::{Arg, Launch, Work};
 pub use memory::{Buffer, HostBytes, MemoryReport, Purpose};
 pub use profile::KernelTime;
 pub use program::{Kernel, Program};

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::io::Write;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Ends the process at once, without the exit handlers of libraries: those of OpenCL runtimes crash or hang while
 /// another thread still compiles kernels.
@@ -97,4 +99,23 @@ unsafe extern "C" fn release_segments(
         }
     }
     0
+}
+
+/// The sockets that a supervisor opened for this process and handed over (`LISTEN_FDS`, as systemd does); at the first
+/// call only, since they belong to whoever takes them.
+pub fn inherited_sockets() -> Vec<OwnedFd> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    if TAKEN.swap(true, Ordering::SeqCst) {
+        return Vec::new();
+    }
+    // Also keeps them from child processes; an error means that the variables speak of descriptors that are not open.
+    match sd_notify::listen_fds_with_names(false) {
+        // SAFETY: the supervisor opened them for this process, nothing here has a claim on them before, and they are
+        // taken once.
+        Ok(sockets) => sockets.map(|(socket, _name)| unsafe { OwnedFd::from_raw_fd(socket) }).collect(),
+        Err(error) => {
+            tracing::warn!(%error, "the sockets that were handed over cannot be used");
+            Vec::new()
+        }
+    }
 }

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::error::DeviceError;
 use super::handle::Handle;
+use super::launch::Work;
 
 /// Events kept before the older half is waited for and added up.
 const PENDING: usize = 256;
@@ -23,6 +24,10 @@ pub struct KernelTime {
     pub launches: u64,
     /// Nanoseconds on the device, all launches together.
     pub total_ns: u64,
+    /// Bytes that all launches had to read; 0 where nobody said.
+    pub bytes: u64,
+    /// f32 operations of all launches; 0 where nobody said.
+    pub operations: u64,
 }
 
 struct Slot {
@@ -30,6 +35,8 @@ struct Slot {
     kernel: Rc<str>,
     launches: u64,
     total_ns: u64,
+    bytes: u64,
+    operations: u64,
 }
 
 /// Adds up event times by kernel; a kernel is known by the slot it got when it was created.
@@ -45,17 +52,21 @@ impl Profiler {
         let known = self.slots.iter().position(|slot| slot.program == *program && slot.kernel == *kernel);
         known.unwrap_or_else(|| {
             let (program, kernel) = (Rc::clone(program), Rc::clone(kernel));
-            self.slots.push(Slot { program, kernel, launches: 0, total_ns: 0 });
+            self.slots.push(Slot { program, kernel, launches: 0, total_ns: 0, bytes: 0, operations: 0 });
             self.slots.len() - 1
         })
     }
 
     /// Takes the event of a launch, and adds up the oldest ones when many wait.
     #[allow(unsafe_code)]
-    pub(super) fn record(&mut self, slot: usize, event: cl_event) -> Result<(), DeviceError> {
+    pub(super) fn record(&mut self, slot: usize, event: cl_event, work: Work) -> Result<(), DeviceError> {
         // SAFETY: the enqueue that returned this event gave us the only reference to it.
         let event = unsafe { Handle::own(event, cl::release_event, "event") };
         self.pending.push((slot, event));
+        if let Some(slot) = self.slots.get_mut(slot) {
+            slot.bytes = slot.bytes.saturating_add(work.bytes);
+            slot.operations = slot.operations.saturating_add(work.operations);
+        }
         if self.pending.len() > PENDING {
             self.collect(PENDING / 2)?;
         }
@@ -99,6 +110,8 @@ impl Profiler {
                 kernel: slot.kernel.to_string(),
                 launches: slot.launches,
                 total_ns: slot.total_ns,
+                bytes: slot.bytes,
+                operations: slot.operations,
             })
             .collect();
         totals.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.kernel.cmp(&b.kernel)));
@@ -109,7 +122,7 @@ impl Profiler {
     pub(super) fn reset(&mut self) {
         self.pending.clear();
         for slot in &mut self.slots {
-            (slot.launches, slot.total_ns) = (0, 0);
+            (slot.launches, slot.total_ns, slot.bytes, slot.operations) = (0, 0, 0, 0);
         }
     }
 }

@@ -320,6 +320,11 @@ impl Kernel {
         &self.inner.name
     }
 
+    /// Label of the program it is of.
+    pub fn program(&self) -> &str {
+        self.inner.program.label()
+    }
+
     /// How many arguments it takes.
     pub fn arg_count(&self) -> usize {
         self.inner.params.len()

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use crate::decode::{BlockStats, DenoisingStats};
+use crate::decode::{BlockStats, DenoisingStats, TokenLogprobs};
+use crate::text::calls::Call;
 
 /// One event of a job. The concatenation of all `Commit::text` is the reply, byte for byte, and that of all
 /// `Commit::reasoning` what the model thought.
@@ -35,6 +36,11 @@ pub enum Event {
         text: String,
         /// Text of the thinking channel released by them; comes before `text`. Mostly empty.
         reasoning: String,
+        /// Calls of tools that they completed. Mostly empty.
+        calls: Vec<Call>,
+        /// Log-probabilities of the tokens that `text` is made of, if they were asked for: a token comes with the first
+        /// character of its own that is released.
+        logprobs: Vec<ContentToken>,
     },
     /// The last event of every job that was started.
     Finish {
@@ -47,12 +53,23 @@ pub enum Event {
     },
 }
 
+/// A token of a reply's content.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ContentToken {
+    /// Byte of the content at which its text begins, or of the character that it is part of.
+    pub start: usize,
+    /// How probable it was.
+    pub logprobs: TokenLogprobs,
+}
+
 /// Why a job ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FinishReason {
     /// End-of-sequence token or stop string.
     Stop,
-    /// `max_tokens` or the context limit was reached.
+    /// The same, of a reply that calls tools.
+    ToolCalls,
+    /// `max_tokens` or the context limit was reached, or the model ended in the middle of a call.
     Length,
     /// Somebody or something ended it before it was done.
     Cancelled(Cause),
@@ -71,6 +88,8 @@ pub enum Cause {
     Shutdown,
     /// Its time was over before its first token.
     Deadline,
+    /// It waited, and the engine cannot be rebuilt, or not soon.
+    Outage,
 }
 
 /// Token counts of a job.
@@ -84,6 +103,18 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Generated tokens that belong to the thinking channel, its markers included.
     pub reasoning_tokens: usize,
+}
+
+impl Usage {
+    /// Together with another reply to the same prompt, which counts once.
+    #[must_use]
+    pub fn with_choice(self, other: Self) -> Self {
+        Self {
+            completion_tokens: self.completion_tokens + other.completion_tokens,
+            reasoning_tokens: self.reasoning_tokens + other.reasoning_tokens,
+            ..self
+        }
+    }
 }
 
 /// Timings of a job; seconds.
@@ -110,4 +141,34 @@ pub struct Stats {
     pub blocks: Option<BlockStats>,
     /// Denoising steps of each canvas that was committed, in order.
     pub canvas_steps: Vec<usize>,
+    /// The stop string that ended the reply, by its place among the request's.
+    pub stopped_by: Option<usize>,
+}
+
+impl Stats {
+    /// Together with another reply to the same prompt, made after this one.
+    #[must_use]
+    pub fn with_choice(mut self, other: Self) -> Self {
+        let tokens = |stats: &Self| stats.tokens_per_pass * stats.passes as f64;
+        let seconds = |stats: &Self| match stats.tokens_per_s {
+            rate if rate > 0.0 => tokens(stats) / rate,
+            _ => 0.0,
+        };
+        let (made, took) = (tokens(&self) + tokens(&other), seconds(&self) + seconds(&other));
+        self.prefill_s += other.prefill_s;
+        self.elapsed_s = self.elapsed_s.max(other.elapsed_s);
+        self.passes += other.passes;
+        self.tokens_per_pass = if self.passes == 0 { 0.0 } else { made / self.passes as f64 };
+        self.tokens_per_s = if took > 0.0 { made / took } else { 0.0 };
+        if let (Some(all), Some(more)) = (&mut self.denoising, other.denoising) {
+            all.steps += more.steps;
+            all.canvases += more.canvases;
+            all.accepted.extend(more.accepted);
+        }
+        if let (Some(all), Some(more)) = (&mut self.blocks, other.blocks) {
+            all.add(&more);
+        }
+        self.canvas_steps.extend(other.canvas_steps);
+        self
+    }
 }

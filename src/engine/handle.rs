@@ -1,16 +1,17 @@
 //! What everyone but the engine's thread holds of the engine.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::mailbox::{Events, Sender, mailbox};
-use super::status::{Counters, Phase, QueueStatus, QueuedJob, RunningJob, State, Status};
-use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
-use crate::decode::Memory;
+use super::mailbox::{Events, mailbox};
+use super::shared::{Inner, Queued, Shared};
+use super::status::{QueueStatus, QueuedJob, RunningJob, State, Status};
+use super::thread::Options;
+use super::{Account, Cause, FinishReason, Model, Request};
 
 /// Why a request was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +32,12 @@ pub enum SubmitError {
         /// How much of the loading is done.
         percent: u8,
     },
+    /// The device was lost, and rebuilding the engine takes long.
+    #[error("the engine is being rebuilt after a fault of the device ({what}); try again in a while")]
+    Outage {
+        /// What is being done.
+        what: String,
+    },
     /// The daemon is about to end.
     #[error("the server is shutting down and takes no new requests")]
     Draining,
@@ -43,10 +50,10 @@ pub enum SubmitError {
     /// There is nothing to continue.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
-    /// The prompt leaves no room for output.
+    /// The prompt leaves no room for output. LiteLLM's router knows the words "exceeds the available context size".
     #[error(
-        "the prompt has {n_prompt_tokens} tokens, but the context holds {n_ctx} (prompt and output together); \
-         shorten the prompt or raise `model.context_length`"
+        "the prompt has {n_prompt_tokens} tokens, which exceeds the available context size of {n_ctx} (prompt and output \
+         together); shorten the prompt or raise `model.context_length`"
     )]
     ContextTooLong {
         /// Tokens of the prompt.
@@ -64,210 +71,6 @@ pub struct Job {
     pub events: Events,
 }
 
-pub(super) struct Queued {
-    pub(super) ticket: u64,
-    pub(super) request: Request,
-    pub(super) sender: Sender,
-    pub(super) accepted: Instant,
-}
-
-pub(super) struct Running {
-    pub(super) job: RunningJob,
-    pub(super) started: Instant,
-    pub(super) cancel: Arc<AtomicBool>,
-}
-
-pub(super) struct Inner {
-    pub(super) state: State,
-    pub(super) model: Option<Arc<Model>>,
-    pub(super) memory: Memory,
-    pub(super) queue: VecDeque<Queued>,
-    pub(super) running: Option<Running>,
-    pub(super) counters: Counters,
-    /// Set once the thread should end without finishing anything.
-    pub(super) halt: bool,
-    next_ticket: u64,
-    /// Running mean of how long a job occupies the slot, for Retry-After.
-    mean_job_s: f64,
-}
-
-/// What the handles and the thread share.
-pub(super) struct Shared {
-    inner: Mutex<Inner>,
-    work: Condvar,
-    state: watch::Sender<State>,
-    capacity: usize,
-    started: Instant,
-}
-
-impl Shared {
-    pub(super) fn new(capacity: usize) -> Self {
-        let state = State::Loading { progress: 0.0, what: "starting".to_owned() };
-        Self {
-            inner: Mutex::new(Inner {
-                state: state.clone(),
-                model: None,
-                memory: Memory::default(),
-                queue: VecDeque::new(),
-                running: None,
-                counters: Counters::default(),
-                halt: false,
-                next_ticket: 0,
-                mean_job_s: 1.0,
-            }),
-            work: Condvar::new(),
-            state: watch::Sender::new(state),
-            capacity,
-            started: Instant::now(),
-        }
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic elsewhere leaves counters at worst a step behind; refusing to go on would turn it into a hang.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Moves to `state` if `allowed` says so of the present one.
-    pub(super) fn set_state(&self, state: State, allowed: impl FnOnce(&State) -> bool) {
-        let mut inner = self.lock();
-        if allowed(&inner.state) {
-            inner.state = state.clone();
-            self.state.send_replace(state);
-        }
-        drop(inner);
-        self.work.notify_all();
-    }
-
-    /// Waits for the next job; `None` when the thread should end.
-    pub(super) fn next_job(&self) -> Option<(Queued, Arc<AtomicBool>)> {
-        loop {
-            self.expire();
-            let mut inner = self.lock();
-            if inner.halt {
-                return None;
-            }
-            if let Some(queued) = inner.queue.pop_front() {
-                let cancel = Arc::new(AtomicBool::new(false));
-                inner.running = Some(Running {
-                    job: RunningJob {
-                        id: queued.request.id.clone(),
-                        phase: Phase::Prefill,
-                        prompt_tokens: queued.request.prompt.len(),
-                        prefilled: 0,
-                        committed: 0,
-                        elapsed_s: 0.0,
-                    },
-                    started: Instant::now(),
-                    cancel: Arc::clone(&cancel),
-                });
-                return Some((queued, cancel));
-            }
-            if inner.state == State::Draining {
-                return None;
-            }
-            drop(self.work.wait(inner).unwrap_or_else(PoisonError::into_inner));
-        }
-    }
-
-    /// Ends the waiting jobs whose time is over.
-    pub(super) fn expire(&self) {
-        let now = Instant::now();
-        let late = |queued: &Queued| queued.request.stop.deadline.is_some_and(|deadline| now >= deadline);
-        let mut over = VecDeque::new();
-        {
-            let mut inner = self.lock();
-            if inner.queue.iter().any(late) {
-                let (late, in_time) = std::mem::take(&mut inner.queue).into_iter().partition(late);
-                over = late;
-                inner.queue = in_time;
-            }
-        }
-        for queued in over {
-            self.end_waiting(&queued, FinishReason::Cancelled(Cause::Deadline));
-        }
-    }
-
-    /// Lets the running job's place show `update`.
-    pub(super) fn show(&self, update: impl FnOnce(&mut RunningJob)) {
-        if let Some(running) = &mut self.lock().running {
-            update(&mut running.job);
-        }
-    }
-
-    /// Whether everything must end now.
-    pub(super) fn halted(&self) -> bool {
-        self.lock().halt
-    }
-
-    /// Empties the slot and counts how its job ended.
-    pub(super) fn finished(&self, reason: &FinishReason, usage: Usage, stats: &Stats, decode_s: f64) {
-        let mut inner = self.lock();
-        inner.running = None;
-        let ran_s = stats.elapsed_s - stats.queue_s;
-        inner.mean_job_s = 0.8 * inner.mean_job_s + 0.2 * ran_s;
-        let counters = &mut inner.counters;
-        count(counters, reason);
-        counters.prompt_tokens += usage.prompt_tokens as u64;
-        counters.completion_tokens += usage.completion_tokens as u64;
-        counters.cached_tokens += usage.cached_tokens as u64;
-        counters.passes += stats.passes as u64;
-        if let Some(denoising) = &stats.denoising {
-            counters.denoising_steps += denoising.steps as u64;
-            counters.canvases += denoising.canvases as u64;
-        }
-        if let Some(blocks) = &stats.blocks {
-            counters.add_blocks(blocks);
-        }
-        stats.canvas_steps.iter().for_each(|&steps| counters.canvas_steps.record(steps as f64));
-        counters.prefill_s += stats.prefill_s;
-        counters.decode_s += decode_s;
-        if usage.completion_tokens > 0 {
-            counters.first_token_s.record(stats.queue_s + stats.first_token_s);
-        }
-        if stats.tokens_per_s > 0.0 {
-            counters.tokens_per_s.record(stats.tokens_per_s);
-        }
-    }
-
-    /// Ends every waiting job with `reason`.
-    pub(super) fn clear_queue(&self, reason: &FinishReason) {
-        let waiting = std::mem::take(&mut self.lock().queue);
-        for queued in waiting {
-            self.end_waiting(&queued, reason.clone());
-        }
-    }
-
-    fn end_waiting(&self, queued: &Queued, reason: FinishReason) {
-        count(&mut self.lock().counters, &reason);
-        let waited = queued.accepted.elapsed().as_secs_f64();
-        queued.sender.send(Event::Finish {
-            reason,
-            usage: Usage { prompt_tokens: queued.request.prompt.len(), ..Usage::default() },
-            stats: Stats { queue_s: waited, elapsed_s: waited, ..Stats::default() },
-        });
-    }
-
-    /// The listener of `ticket` has gone: a waiting job frees its place at once; a running one is noticed by the
-    /// thread after its present step.
-    pub(super) fn abandon(&self, ticket: u64) {
-        let mut inner = self.lock();
-        if let Some(place) = inner.queue.iter().position(|q| q.ticket == ticket) {
-            let _left = inner.queue.remove(place);
-            inner.counters.requests.cancelled += 1;
-        }
-    }
-}
-
-fn count(counters: &mut Counters, reason: &FinishReason) {
-    let requests = &mut counters.requests;
-    match reason {
-        FinishReason::Stop => requests.stop += 1,
-        FinishReason::Length => requests.length += 1,
-        FinishReason::Cancelled(Cause::Deadline) | FinishReason::Error(_) => requests.error += 1,
-        FinishReason::Cancelled(_) => requests.cancelled += 1,
-    }
-}
-
 /// A share in the engine; cheap to clone.
 #[derive(Clone)]
 pub struct EngineHandle {
@@ -280,36 +83,71 @@ impl EngineHandle {
     /// # Errors
     /// [`SubmitError`]; nothing was queued then.
     pub fn submit(&self, request: Request) -> Result<Job, SubmitError> {
+        self.submit_for(request, None)
+    }
+
+    /// The same in somebody's name, whose account hears what was used.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::submit`].
+    pub fn submit_for(&self, request: Request, account: Option<Arc<Account>>) -> Result<Job, SubmitError> {
+        let jobs = self.submit_all(vec![request], account.as_ref())?;
+        jobs.into_iter().next().ok_or(SubmitError::EmptyPrompt)
+    }
+
+    /// Puts several requests for the same prompt into the queue, where they take one place together. They run one after
+    /// the other, in order; who waits when one begins comes before the next.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was queued then.
+    pub fn submit_all(
+        &self,
+        requests: Vec<Request>,
+        account: Option<&Arc<Account>>,
+    ) -> Result<Vec<Job>, SubmitError> {
         let mut inner = self.shared.lock();
-        if let Err(error) = check(&inner, &request, self.shared.capacity) {
+        if let Some(error) = requests.iter().find_map(|request| check(&inner, request).err()) {
             inner.counters.requests.rejected += 1;
             return Err(error);
         }
-        let ticket = inner.next_ticket;
-        inner.next_ticket += 1;
-        let id = request.id.clone();
-        let (sender, events) = mailbox(&self.shared, ticket);
-        inner.queue.push_back(Queued { ticket, request, sender, accepted: Instant::now() });
+        let accepted = Instant::now();
+        let mut jobs = Vec::with_capacity(requests.len());
+        let mut all = VecDeque::with_capacity(requests.len());
+        for request in requests {
+            let ticket = inner.next_ticket;
+            inner.next_ticket += 1;
+            let (sender, events) = mailbox(&self.shared, ticket);
+            jobs.push(Job { id: request.id.clone(), events });
+            let (account, others) = (account.cloned(), VecDeque::new());
+            all.push_back(Queued { ticket, request, sender, accepted, account, others, continues: false });
+        }
+        if let Some(mut first) = all.pop_front() {
+            first.others = all;
+            inner.queue.push_back(first);
+        }
         drop(inner);
         self.shared.work.notify_all();
-        Ok(Job { id, events })
+        Ok(jobs)
     }
 
-    /// Cancels the job with this identifier, waiting or running; its listener gets a `Finish`. False if there is none.
+    /// Cancels the jobs with this identifier, waiting or running; their listeners get a `Finish`. False if there is none.
     #[must_use]
     pub fn cancel(&self, id: &str) -> bool {
         let mut inner = self.shared.lock();
-        if let Some(running) = inner.running.as_ref().filter(|r| r.job.id == id) {
+        let running = inner.running.as_ref().filter(|r| r.job.id == id);
+        if let Some(running) = running {
             running.cancel.store(true, Ordering::Release);
-            return true;
         }
-        let Some(place) = inner.queue.iter().position(|q| q.request.id == id) else { return false };
-        let queued = inner.queue.remove(place);
+        let runs = running.is_some();
+        let waiting = std::mem::take(&mut inner.queue);
+        let (cancelled, others): (VecDeque<_>, _) = waiting.into_iter().partition(|q| q.request.id == id);
+        inner.queue = others;
         drop(inner);
-        if let Some(queued) = queued {
+        let found = runs || !cancelled.is_empty();
+        for queued in cancelled.into_iter().flat_map(Queued::all) {
             self.shared.end_waiting(&queued, FinishReason::Cancelled(Cause::Operator));
         }
-        true
+        found
     }
 
     /// A snapshot of everything worth knowing.
@@ -324,9 +162,12 @@ impl EngineHandle {
             device: model.map(|m| m.device.clone()),
             context_length: model.map(|m| m.context_length),
             memory: inner.memory,
+            resident: inner.resident,
+            loading: inner.loading.clone(),
+            successor: inner.succession.is_some().then(|| inner.successor.clone()).flatten(),
             queue: QueueStatus {
-                depth: inner.queue.len(),
-                capacity: self.shared.capacity,
+                depth: inner.waiting(),
+                capacity: inner.options.queue_capacity,
                 jobs: inner
                     .queue
                     .iter()
@@ -356,7 +197,13 @@ impl EngineHandle {
     /// # Errors
     /// The same as [`EngineHandle::submit`], as far as the state decides it.
     pub fn accepting(&self) -> Result<(), SubmitError> {
-        check_state(&self.shared.lock().state)
+        check_state(&self.shared.lock())
+    }
+
+    /// Has the engine work by these options from now on.
+    pub fn set_options(&self, options: Options) {
+        self.shared.lock().options = options;
+        self.shared.work.notify_all();
     }
 
     /// A receiver that sees every change of the state.
@@ -384,20 +231,25 @@ impl EngineHandle {
     }
 }
 
-fn check_state(state: &State) -> Result<(), SubmitError> {
-    match state {
+fn check_state(inner: &Inner) -> Result<(), SubmitError> {
+    match &inner.state {
         State::Ready => Ok(()),
-        State::Loading { progress, what } => Err(SubmitError::NotReady {
+        State::Loading { progress, what } if inner.model.is_none() => Err(SubmitError::NotReady {
             what: what.clone(),
             percent: (progress.clamp(0.0, 1.0) * 100.0) as u8,
         }),
+        // The model's text side is there: requests can be read, and wait.
+        State::Loading { what, .. } | State::Hung { error: what } if inner.is_refusing() => {
+            Err(SubmitError::Outage { what: what.clone() })
+        }
+        State::Loading { .. } | State::Hung { .. } => Ok(()),
         State::Draining | State::Stopped => Err(SubmitError::Draining),
         State::Failed { error } => Err(SubmitError::Failed { error: error.clone() }),
     }
 }
 
-fn check(inner: &Inner, request: &Request, capacity: usize) -> Result<(), SubmitError> {
-    check_state(&inner.state)?;
+fn check(inner: &Inner, request: &Request) -> Result<(), SubmitError> {
+    check_state(inner)?;
     let n_prompt_tokens = request.prompt.len();
     if n_prompt_tokens == 0 {
         return Err(SubmitError::EmptyPrompt);
@@ -407,9 +259,15 @@ fn check(inner: &Inner, request: &Request, capacity: usize) -> Result<(), Submit
     {
         return Err(SubmitError::ContextTooLong { n_prompt_tokens, n_ctx: model.context_length });
     }
+    check_room(inner)
+}
+
+/// Whether one more may wait.
+pub(super) fn check_room(inner: &Inner) -> Result<(), SubmitError> {
+    let capacity = inner.options.queue_capacity;
     // While nothing runs, the first in the queue is about to: it does not wait.
     let about_to_run = usize::from(inner.running.is_none());
-    if inner.queue.len() >= capacity + about_to_run {
+    if inner.waiting() >= capacity + about_to_run {
         let seconds = inner.mean_job_s.ceil().clamp(1.0, 60.0);
         return Err(SubmitError::QueueFull { capacity, retry_after: Duration::from_secs_f64(seconds) });
     }

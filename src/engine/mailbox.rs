@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::Event;
-use super::handle::Shared;
+use super::shared::Shared;
+use super::{Event, FinishReason};
 
 /// Unread events from which on commits are joined.
 const CROWDED: usize = 64;
@@ -32,9 +32,13 @@ struct Mailbox {
 pub(super) struct Sender(Arc<Mailbox>);
 
 impl Sender {
-    /// Hands an event over; never waits.
+    /// Hands an event over; never waits. Nothing comes after [`Event::Finish`].
     pub(super) fn send(&self, event: Event) {
         let mut unread = self.0.unread.lock().unwrap_or_else(PoisonError::into_inner);
+        if unread.complete {
+            return;
+        }
+        unread.complete = matches!(event, Event::Finish { .. });
         let crowded = unread.events.len() >= CROWDED;
         // A commit replaces the guesses before it, and so does a newer draft.
         if matches!(unread.events.back(), Some(Event::Draft { .. }))
@@ -44,12 +48,14 @@ impl Sender {
         }
         match (unread.events.back_mut(), event) {
             (
-                Some(Event::Commit { tokens, text, reasoning }),
-                Event::Commit { tokens: more, text: on, reasoning: thought },
+                Some(Event::Commit { tokens, text, reasoning, calls, logprobs }),
+                Event::Commit { tokens: more, text: on, reasoning: thought, calls: called, logprobs: told },
             ) if crowded => {
+                logprobs.extend(told);
                 tokens.extend(more);
                 text.push_str(&on);
                 reasoning.push_str(&thought);
+                calls.extend(called);
             }
             (Some(last @ Event::Prefill { .. }), event @ Event::Prefill { .. }) => *last = event,
             (_, event) => unread.events.push_back(event),
@@ -92,6 +98,28 @@ impl Events {
                 }
             }
             // `notify_one` leaves a permit when nobody waits yet, so nothing is missed between the check and here.
+            self.mailbox.arrived.notified().await;
+        }
+    }
+}
+
+impl Events {
+    /// Waits until the reply begins, and drops progress and guesses that come before. Returns why there is none, if it
+    /// ends instead; that event, too, is left to [`Self::recv`]. Safe to drop while it waits.
+    pub async fn begun(&mut self) -> Option<FinishReason> {
+        loop {
+            {
+                let mut unread = self.mailbox.unread.lock().unwrap_or_else(PoisonError::into_inner);
+                while matches!(unread.events.front(), Some(Event::Prefill { .. } | Event::Draft { .. })) {
+                    unread.events.pop_front();
+                }
+                match unread.events.front() {
+                    Some(Event::Finish { reason, .. }) => return Some(reason.clone()),
+                    Some(_) => return None,
+                    None if unread.complete => return None,
+                    None => {}
+                }
+            }
             self.mailbox.arrived.notified().await;
         }
     }

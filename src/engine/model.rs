@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use super::handle::Shared;
-use super::status::State;
+use super::constraints::Constraints;
 use crate::decode::Backend;
 use crate::text::{ChatTemplate, Tokenizer};
 
@@ -55,26 +54,9 @@ pub struct Model {
     /// Most positions of a request, prompt and output together.
     pub context_length: usize,
     /// Text to tokens and back; knows the tokens that end a reply.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// Messages to prompts; base models have none.
     pub template: Option<ChatTemplate>,
-}
-
-/// Lets the loading code say how far it is, and ends it when nobody wants the model any more.
-pub struct LoadProgress(pub(super) Arc<Shared>);
-
-/// What loading unwinds with that was told to stop.
-pub(super) struct Stopped;
-
-impl LoadProgress {
-    /// `progress` is from 0 to 1, `what` e.g. `repacking weights`. Does not return after a shutdown: the loading code
-    /// is unwound, which releases what it holds (device memory, unfinished cache files) from any depth.
-    pub fn report(&self, progress: f64, what: impl Into<String>) {
-        if self.0.halted() {
-            std::panic::resume_unwind(Box::new(Stopped));
-        }
-        let state = State::Loading { progress: progress.clamp(0.0, 1.0), what: what.into() };
-        // A drain that was asked for while loading stays asked for.
-        self.0.set_state(state, |now| matches!(now, State::Loading { .. }));
-    }
+    /// What replies can be held to.
+    pub constraints: Constraints,
 }

@@ -3,14 +3,17 @@
 use std::time::Instant;
 
 use crate::decode::Sampling;
+use crate::text::calls::Calling;
 
 /// One generation.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Request {
     /// Identifier shown in logs, status and `axectl cancel`, e.g. `chatcmpl-…`.
     pub id: String,
     /// Prompt token ids, template and BOS included.
     pub prompt: Vec<u32>,
+    /// What is to stand behind the reply, of models that denoise; empty: nothing is known of it.
+    pub suffix: Vec<u32>,
     /// How the next token is chosen.
     pub sampling: Sampling,
     /// When to end.
@@ -20,6 +23,10 @@ pub struct Request {
     pub channels: bool,
     /// Whether the listener looks at guesses that are not evaluated yet. Drafts of models that denoise come anyway.
     pub drafts: bool,
+    /// How to find calls of tools in the reply; without it they are text.
+    pub calls: Option<Calling>,
+    /// Tell the log-probability of each token of the reply, and those of so many alternatives.
+    pub logprobs: Option<usize>,
 }
 
 /// When a generation ends, besides the model's end tokens and the context limit.

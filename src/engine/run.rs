@@ -3,12 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::handle::{Queued, Shared};
+use super::fault::Fault;
+use super::loader::chain;
+use super::logprobs::HeldBack;
+use super::shared::{Queued, Shared};
 use super::status::Phase;
-use super::thread::chain;
 use super::{Cause, Event, FinishReason, Model, Request, Stats, Usage};
-use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Wanted};
-use crate::text::{Parts, ReplyText, Tokenizer};
+use crate::decode::{Backend, BlockStats, DenoisingStats, Generation, Step, Texts, TokenLogprobs, Wanted};
+use crate::text::{Parts, ReplyText, TokenKind, Tokenizer};
 
 /// Which draft comes next.
 #[derive(Clone, Copy)]
@@ -17,20 +19,21 @@ struct Place {
     step: usize,
 }
 
-/// Runs the job and sends its events, [`Event::Finish`] included.
+/// Runs the job and sends its events, [`Event::Finish`] included. What went wrong if the engine has to be rebuilt.
 pub(super) fn run(
     shared: &Shared,
     backend: &mut dyn Backend,
     model: &Model,
     queued: &Queued,
     cancel: &AtomicBool,
-) {
+) -> Option<String> {
     let mut clock = Clock::start(queued.accepted);
     let mut reply = Reply::new(model, &queued.request);
     let mut cached_tokens = 0;
     let mut denoising = Denoised::default();
     let mut blocks = None;
     let mut draft = Place { canvas: 0, step: 0 };
+    let mut fault = None;
     let interrupted = || {
         if queued.sender.abandoned() {
             Some(FinishReason::Cancelled(Cause::Listener))
@@ -44,10 +47,21 @@ pub(super) fn run(
             None
         }
     };
-    let reason = match backend.start(&queued.request.prompt, &queued.request.sampling) {
-        Err(error) => FinishReason::Error(chain(&*error)),
+    let Request { prompt, suffix, sampling, .. } = &queued.request;
+    let started = match suffix.is_empty() {
+        true => backend.start(prompt, sampling),
+        false => {
+            let plain = prompt.iter().rev().take_while(|&&id| is_plain(&model.tokenizer, id)).count();
+            backend.infill(Texts { prompt, plain, suffix }, sampling)
+        }
+    };
+    let reason = match started {
+        Err(error) => {
+            fault = Fault::of(&error);
+            FinishReason::Error(chain(&*error))
+        }
         Ok(mut generation) => {
-            generation.want(reply.wanted(queued.request.drafts));
+            generation.want(reply.wanted(&queued.request));
             let reason = loop {
                 // Nobody else is awake when the time of a waiting job is over.
                 shared.expire();
@@ -59,9 +73,12 @@ pub(super) fn run(
                     Some(reason) => break reason,
                     None => {}
                 }
-                let step = match generation.step() {
+                let step = match shared.watched(|| generation.step()) {
                     Ok(step) => step,
-                    Err(error) => break FinishReason::Error(chain(&*error)),
+                    Err(error) => {
+                        fault = Fault::of(&error);
+                        break FinishReason::Error(chain(&*error));
+                    }
                 };
                 cached_tokens = generation.cached_tokens();
                 denoising.look(&*generation, matches!(step, Step::Commit(_)));
@@ -87,8 +104,9 @@ pub(super) fn run(
                         clock.passed();
                         draft = Place { canvas: draft.canvas + 1, step: 0 };
                         let before = reply.completion_tokens;
-                        let (Parts { content: text, reasoning }, ended) = reply.take(&tokens);
+                        let (parts, ended) = reply.take(&tokens, generation.logprobs());
                         let kept = reply.completion_tokens - before;
+                        generation.kept(kept);
                         clock.committed(kept);
                         shared.show(|job| {
                             job.phase = Phase::Generate;
@@ -96,9 +114,12 @@ pub(super) fn run(
                             job.committed = reply.completion_tokens;
                         });
                         let tokens = tokens.into_iter().take(kept).collect();
-                        queued.sender.send(Event::Commit { tokens, text, reasoning });
+                        queued.sender.send(reply.commit(tokens, parts));
                         if let Some(reason) = ended {
                             break reason;
+                        }
+                        if generation.complete() {
+                            break FinishReason::Stop;
                         }
                     }
                 }
@@ -107,8 +128,18 @@ pub(super) fn run(
             reason
         }
     };
+    let broken = match (fault, &reason) {
+        // Whoever noticed it has told the listener.
+        (Some(Fault::Overdue), FinishReason::Error(error)) => return Some(error.clone()),
+        // The state first: who hears of the error must not find the engine ready.
+        (Some(fault), FinishReason::Error(error)) => {
+            shared.fault(fault, error);
+            Some(error.clone())
+        }
+        _ => None,
+    };
     let usage = Usage {
-        prompt_tokens: queued.request.prompt.len(),
+        prompt_tokens: prompt.len() + suffix.len(),
         completion_tokens: reply.completion_tokens,
         cached_tokens,
         reasoning_tokens: reply.text.reasoning_tokens(),
@@ -116,19 +147,31 @@ pub(super) fn run(
     // A reply that was cut from outside still gets what was held back for a stop string; a stopped or full one has it.
     let rest = if matches!(reason, FinishReason::Error(_)) { Parts::default() } else { reply.flush() };
     if !rest.is_empty() {
-        let Parts { content: text, reasoning } = rest;
-        queued.sender.send(Event::Commit { tokens: Vec::new(), text, reasoning });
+        queued.sender.send(reply.commit(Vec::new(), rest));
     }
-    let (stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
-    log(&queued.request.id, &reason, usage, &stats);
+    let (mut stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
+    stats.stopped_by = reply.text.stopped();
+    let key = queued.account.as_ref().and_then(|account| account.name());
+    log(&queued.request.id, key, &reason, usage, &stats);
+    if let Some(account) = &queued.account {
+        account.add(usage);
+    }
     // The slot is free before the listener knows, so that its next request does not find it taken.
     shared.finished(&reason, usage, &stats, decode_s);
     queued.sender.send(Event::Finish { reason, usage, stats });
+    broken
 }
 
-fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
+/// Whether a token is text, and not structure.
+fn is_plain(tokenizer: &Tokenizer, id: u32) -> bool {
+    let channel = tokenizer.channel().is_some_and(|channel| [channel.open, channel.close].contains(&id));
+    !channel && tokenizer.kind(id) != Some(TokenKind::Control)
+}
+
+fn log(id: &str, key: Option<&str>, reason: &FinishReason, usage: Usage, stats: &Stats) {
     let reason = match reason {
         FinishReason::Stop => "stop",
+        FinishReason::ToolCalls => "tool_calls",
         FinishReason::Length => "length",
         FinishReason::Cancelled(Cause::Deadline) => "out of time",
         FinishReason::Cancelled(_) => "cancelled",
@@ -139,6 +182,7 @@ fn log(id: &str, reason: &FinishReason, usage: Usage, stats: &Stats) {
     };
     tracing::info!(
         id,
+        key,
         reason,
         prompt_tokens = usage.prompt_tokens,
         cached_tokens = usage.cached_tokens,
@@ -163,6 +207,7 @@ struct Reply<'a> {
     /// Most tokens, by the request and by what the prompt left of the context.
     most: usize,
     completion_tokens: usize,
+    held_back: HeldBack,
 }
 
 impl<'a> Reply<'a> {
@@ -170,51 +215,87 @@ impl<'a> Reply<'a> {
         let left = model.context_length.saturating_sub(request.prompt.len());
         let tokenizer = &model.tokenizer;
         let channel = tokenizer.channel().filter(|_| request.channels);
+        let calls = request.calls.as_ref();
+        let begun = request.prompt.len().saturating_sub(calls.map_or(0, |calls| calls.begun));
+        let (prompt, begun) = request.prompt.split_at(begun);
+        let piece = |id| tokenizer.piece(id);
         Self {
             tokenizer,
-            text: ReplyText::new(channel, &request.stop.strings).following(
-                &request.prompt,
-                tokenizer.eos_ids(),
-                |id| tokenizer.piece(id),
-            ),
+            text: ReplyText::new(channel, &request.stop.strings)
+                .calling(calls, tokenizer)
+                .following(prompt, tokenizer.eos_ids(), piece)
+                .begun(begun, piece),
             ignore_eos: request.stop.ignore_eos,
             most: request.stop.max_tokens.min(left),
             completion_tokens: 0,
+            held_back: HeldBack::default(),
         }
     }
 
     /// What a generation is to make for this reply.
-    fn wanted(&self, drafts: bool) -> Wanted {
+    fn wanted(&self, request: &Request) -> Wanted {
         let ends = if self.ignore_eos { Vec::new() } else { self.tokenizer.eos_ids().to_vec() };
-        Wanted { most: self.most, ends, drafts }
+        Wanted { most: self.most, ends, drafts: request.drafts, logprobs: request.logprobs }
+    }
+
+    /// The event that tokens were committed which have released some text.
+    fn commit(&mut self, tokens: Vec<u32>, parts: Parts) -> Event {
+        let Parts { content: text, reasoning, calls } = parts;
+        let logprobs = self.held_back.release(&text);
+        Event::Commit { tokens, text, reasoning, calls, logprobs }
     }
 
     /// Takes tokens up to the one that ends the reply, if one does; returns the text they release.
-    fn take(&mut self, tokens: &[u32]) -> (Parts, Option<FinishReason>) {
+    fn take(&mut self, tokens: &[u32], logprobs: Vec<TokenLogprobs>) -> (Parts, Option<FinishReason>) {
         let mut parts = Parts::default();
+        let mut logprobs = logprobs.into_iter();
         for token in tokens {
+            let told = logprobs.next();
             self.completion_tokens += 1;
             if !self.ignore_eos && self.tokenizer.eos_ids().contains(token) {
                 // What was held back because it could have become a stop string is part of the reply.
-                self.text.flush(&mut parts);
-                return (parts, Some(FinishReason::Stop));
+                self.end(&mut parts);
+                return (parts, Some(self.stopped()));
             }
-            if self.text.push(*token, self.tokenizer.piece(*token), &mut parts) {
-                return (parts, Some(FinishReason::Stop));
+            let place = self.text.content_place();
+            let thoughts = self.text.reasoning_tokens();
+            let piece = self.tokenizer.piece(*token);
+            let stopped = self.text.push(*token, piece, &mut parts);
+            if let Some(told) = told.filter(|_| self.text.reasoning_tokens() == thoughts) {
+                self.held_back.push(told, piece.len());
+            }
+            self.held_back.settle(place, self.text.content_place());
+            if stopped {
+                return (parts, Some(self.stopped()));
             }
             if self.completion_tokens >= self.most {
-                self.text.flush(&mut parts);
+                self.end(&mut parts);
                 return (parts, Some(FinishReason::Length));
             }
         }
         (parts, None)
     }
 
+    /// What it means that the model, or a stop string, has ended the reply.
+    fn stopped(&self) -> FinishReason {
+        match self.text.calls() {
+            _ if self.text.broke_off() => FinishReason::Length,
+            0 => FinishReason::Stop,
+            _ => FinishReason::ToolCalls,
+        }
+    }
+
     /// Ends the reply from outside: the text that was held back.
     fn flush(&mut self) -> Parts {
         let mut parts = Parts::default();
-        self.text.flush(&mut parts);
+        self.end(&mut parts);
         parts
+    }
+
+    fn end(&mut self, parts: &mut Parts) {
+        let place = self.text.content_place();
+        self.text.flush(parts);
+        self.held_back.settle(place, self.text.content_place());
     }
 }
 
@@ -308,6 +389,7 @@ impl Clock {
             denoising: denoised.stats,
             blocks,
             canvas_steps: denoised.canvas_steps,
+            stopped_by: None,
         };
         (stats, ran_s - prefill_s)
     }

@@ -2,13 +2,17 @@
 
 use serde::Serialize;
 
+use super::fault::Faults;
+use super::loader::Occasion;
+use super::{Cause, FinishReason, Stats, Usage};
 use crate::decode::{BlockStats, Memory};
 
 /// Where the engine is in its life.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "name", rename_all = "lowercase")]
 pub enum State {
-    /// The model is on its way to the device.
+    /// The model is on its way to the device: for the first time, or, after a fault or a change of models, once more.
+    /// Requests that come then are refused the first time, and wait later.
     Loading {
         /// From 0 to 1.
         progress: f64,
@@ -17,6 +21,12 @@ pub enum State {
     },
     /// Takes requests.
     Ready,
+    /// The device has kept the engine's thread for longer than a pass may take. It may come back; then everything on
+    /// the device is made anew.
+    Hung {
+        /// What does not come back.
+        error: String,
+    },
     /// Finishes what it has and takes nothing new.
     Draining,
     /// Has ended in good order.
@@ -35,6 +45,7 @@ impl State {
         match self {
             Self::Loading { .. } => "loading",
             Self::Ready => "ready",
+            Self::Hung { .. } => "hung",
             Self::Draining => "draining",
             Self::Stopped => "stopped",
             Self::Failed { .. } => "failed",
@@ -63,6 +74,12 @@ pub struct Status {
     pub context_length: Option<usize>,
     /// Bytes on the device.
     pub memory: Memory,
+    /// Whether the model is on the device; not while it is put away for want of work.
+    pub resident: bool,
+    /// How far loading the model is, if it is being loaded.
+    pub loading: Option<Loading>,
+    /// How far loading another model is that is to take its place.
+    pub successor: Option<Loading>,
     /// The jobs that wait.
     pub queue: QueueStatus,
     /// The job in the slot.
@@ -71,10 +88,21 @@ pub struct Status {
     pub counters: Counters,
 }
 
+/// A model on its way to the device.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Loading {
+    /// Why it is loaded.
+    pub occasion: Occasion,
+    /// From 0 to 1.
+    pub progress: f64,
+    /// What is being done, e.g. `repacking weights`.
+    pub what: String,
+}
+
 /// The jobs that wait.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct QueueStatus {
-    /// How many wait.
+    /// How many wait, those included that wait for a reload to be read at all.
     pub depth: usize,
     /// How many may wait.
     pub capacity: usize,
@@ -151,6 +179,14 @@ pub struct Outcomes {
 pub struct Counters {
     /// Requests by outcome.
     pub requests: Outcomes,
+    /// What went wrong with the device or the engine itself.
+    pub faults: Faults,
+    /// How often the engine was rebuilt after a fault.
+    pub resets: u64,
+    /// How often the model was loaded again, after a fault or because it was needed.
+    pub loads: u64,
+    /// How often the model was put away, for want of work or to make room.
+    pub unloads: u64,
     /// Prompt tokens of started requests, reused ones included.
     pub prompt_tokens: u64,
     /// Tokens generated.
@@ -191,6 +227,44 @@ pub struct Guesses {
 }
 
 impl Counters {
+    /// Counts how a job ended.
+    pub(super) fn count(&mut self, reason: &FinishReason) {
+        let requests = &mut self.requests;
+        match reason {
+            FinishReason::Stop | FinishReason::ToolCalls => requests.stop += 1,
+            FinishReason::Length => requests.length += 1,
+            FinishReason::Cancelled(Cause::Deadline | Cause::Outage) | FinishReason::Error(_) => {
+                requests.error += 1;
+            }
+            FinishReason::Cancelled(_) => requests.cancelled += 1,
+        }
+    }
+
+    /// Counts a job that ran.
+    pub(super) fn add(&mut self, reason: &FinishReason, usage: Usage, stats: &Stats, decode_s: f64) {
+        self.count(reason);
+        self.prompt_tokens += usage.prompt_tokens as u64;
+        self.completion_tokens += usage.completion_tokens as u64;
+        self.cached_tokens += usage.cached_tokens as u64;
+        self.passes += stats.passes as u64;
+        if let Some(denoising) = &stats.denoising {
+            self.denoising_steps += denoising.steps as u64;
+            self.canvases += denoising.canvases as u64;
+        }
+        if let Some(blocks) = &stats.blocks {
+            self.add_blocks(blocks);
+        }
+        stats.canvas_steps.iter().for_each(|&steps| self.canvas_steps.record(steps as f64));
+        self.prefill_s += stats.prefill_s;
+        self.decode_s += decode_s;
+        if usage.completion_tokens > 0 {
+            self.first_token_s.record(stats.queue_s + stats.first_token_s);
+        }
+        if stats.tokens_per_s > 0.0 {
+            self.tokens_per_s.record(stats.tokens_per_s);
+        }
+    }
+
     /// Adds what the blocks of a generation took.
     pub fn add_blocks(&mut self, blocks: &BlockStats) {
         self.rows += blocks.evaluated as u64;
@@ -210,6 +284,10 @@ impl Default for Counters {
     fn default() -> Self {
         Self {
             requests: Outcomes::default(),
+            faults: Faults::default(),
+            resets: 0,
+            loads: 0,
+            unloads: 0,
             prompt_tokens: 0,
             completion_tokens: 0,
             cached_tokens: 0,

@@ -1,32 +1,52 @@
-//! The thread that owns the device: load, then one job after the other, then end.
+//! The threads that own devices: the first one, and those that take over from it.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::time::Duration;
 
-use super::handle::{EngineHandle, Shared};
-use super::model::{LoadProgress, Loaded, Stopped};
-use super::run::run;
+use super::fault;
+use super::handle::EngineHandle;
+use super::loader::{LoadProgress, Loader, Occasion, Once, fetch};
+use super::model::Loaded;
+use super::shared::Shared;
 use super::status::State;
-use super::{Cause, FinishReason, Stats, Usage};
+use super::tenant::{Tenant, end};
 use crate::decode::BackendError;
 
-/// How the engine works.
-#[derive(Debug, Clone)]
+/// How the engine works. All of it can be changed while it does, see [`EngineHandle::set_options`].
+#[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// Jobs that may wait, besides the one that runs.
     pub queue_capacity: usize,
+    /// Longest time of one step of a generation; a device that takes longer counts as lost.
+    pub pass_limit: Duration,
+    /// So many faults within [`Options::fault_window`] are the end of the engine; 0: it is rebuilt every time.
+    pub most_faults: usize,
+    /// How long a fault counts.
+    pub fault_window: Duration,
+    /// A model without work for so long is put away, and fetched again when a request comes.
+    pub idle_unload: Option<Duration>,
 }
 
-/// The running thread.
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            queue_capacity: 64,
+            pass_limit: Duration::from_secs(120),
+            most_faults: 3,
+            fault_window: Duration::from_secs(600),
+            idle_unload: None,
+        }
+    }
+}
+
+/// The running engine.
 pub struct Engine {
     handle: EngineHandle,
-    thread: JoinHandle<()>,
 }
 
 impl Engine {
-    /// Starts the thread. `load` runs on it and reports its progress; until it returns, requests are refused as
+    /// Starts an engine whose model is loaded once: a fault of its device is the end of it. `load` runs on the engine's
+    /// thread and reports its progress; until it returns, requests are refused as
     /// [`SubmitError::NotReady`](super::SubmitError::NotReady).
     ///
     /// # Errors
@@ -35,12 +55,33 @@ impl Engine {
         load: impl FnOnce(&LoadProgress) -> Result<Loaded, BackendError> + Send + 'static,
         options: Options,
     ) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::new(options.queue_capacity));
-        let handle = EngineHandle { shared: Arc::clone(&shared) };
-        let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
-            live(&shared, load);
-        })?;
-        Ok(Self { handle, thread })
+        Self::with(Box::new(Once(Some(load))), options)
+    }
+
+    /// Starts an engine that can have its model loaded again.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn with(loader: Box<dyn Loader>, options: Options) -> std::io::Result<Self> {
+        let engine = Self::new(options);
+        engine.start(loader)?;
+        Ok(engine)
+    }
+
+    /// An engine that has to be started yet: until then it loads nothing.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        Self { handle: EngineHandle { shared: Arc::new(Shared::new(options)) } }
+    }
+
+    /// Starts it, once.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(&self, loader: Box<dyn Loader>) -> std::io::Result<()> {
+        let shared = &self.handle.shared;
+        start(shared, "engine", move |shared, me| live(&shared, me, loader))?;
+        fault::watch(shared)
     }
 
     /// A share for others.
@@ -51,86 +92,45 @@ impl Engine {
 
     /// Waits for the thread's end; call [`EngineHandle::drain`] or [`EngineHandle::shutdown`] before.
     pub fn join(self) {
+        let tenant = {
+            let mut inner = self.handle.shared.lock();
+            let tenant = inner.tenant;
+            inner.threads.remove(&tenant)
+        };
         // The thread catches its own panics, so there is nothing in the result.
-        let _ended = self.thread.join();
+        let _ended = tenant.map(std::thread::JoinHandle::join);
     }
 }
 
-fn live(shared: &Arc<Shared>, load: impl FnOnce(&LoadProgress) -> Result<Loaded, BackendError>) {
-    let progress = LoadProgress(Arc::clone(shared));
-    let loaded = guarded("loading the model", || match catch_unwind(AssertUnwindSafe(|| load(&progress))) {
-        Ok(loaded) => loaded.map(Some).map_err(|e| chain(&*e)),
-        Err(panic) if panic.is::<Stopped>() => Ok(None),
-        Err(panic) => resume_unwind(panic),
-    });
-    let ended = loaded.and_then(|loaded| loaded).and_then(|loaded| match loaded {
-        Some(loaded) => serve(shared, loaded),
-        None => Ok(()),
-    });
-    let (state, reason) = match ended {
-        Ok(()) => (State::Stopped, FinishReason::Cancelled(Cause::Shutdown)),
-        Err(error) => {
-            tracing::error!(error, "the engine has failed");
-            (State::Failed { error: error.clone() }, FinishReason::Error(error))
-        }
-    };
-    shared.set_state(state, |_| true);
-    shared.clear_queue(&reason);
-}
-
-/// Runs jobs until told to end. An `Err` is a panic's message.
-fn serve(shared: &Arc<Shared>, loaded: Loaded) -> Result<(), String> {
-    let Loaded { mut backend, model } = loaded;
-    let model = Arc::new(model);
-    {
+/// Starts a thread that may become the tenant, with the number it goes by.
+pub(super) fn start(
+    shared: &Arc<Shared>,
+    name: &str,
+    body: impl FnOnce(Arc<Shared>, u64) + Send + 'static,
+) -> std::io::Result<()> {
+    let me = {
         let mut inner = shared.lock();
-        inner.memory = backend.memory();
-        inner.model = Some(Arc::clone(&model));
-    }
-    shared.set_state(State::Ready, |now| matches!(now, State::Loading { .. }));
-    let mut served = Ok(());
-    while served.is_ok()
-        && let Some((queued, cancel)) = shared.next_job()
-    {
-        served = guarded("generating", || run(shared, backend.as_mut(), &model, &queued, &cancel));
-        if let Err(error) = &served {
-            let usage = Usage { prompt_tokens: queued.request.prompt.len(), ..Usage::default() };
-            let reason = FinishReason::Error(error.clone());
-            // The state first: who hears of the error must not find the engine ready.
-            shared.set_state(State::Failed { error: error.clone() }, |_| true);
-            shared.finished(&reason, usage, &Stats::default(), 0.0);
-            queued.sender.send(super::Event::Finish { reason, usage, stats: Stats::default() });
-        } else {
-            shared.lock().memory = backend.memory();
+        inner.threads.retain(|_, thread| !thread.is_finished());
+        let me = inner.next_thread;
+        inner.next_thread += 1;
+        me
+    };
+    let for_thread = Arc::clone(shared);
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || body(for_thread, me))?;
+    shared.lock().threads.insert(me, thread);
+    Ok(())
+}
+
+/// The life of the first thread.
+fn live(shared: &Arc<Shared>, me: u64, mut loader: Box<dyn Loader>) {
+    match fetch(&mut *loader, shared, Occasion::Start) {
+        Ok(Some(loaded)) => {
+            let tenant = Tenant::new(shared, me, loader, loaded);
+            tenant.move_in();
+            shared.set_state(State::Ready, |now| matches!(now, State::Loading { .. }));
+            tenant.serve();
         }
+        Ok(None) => end(shared, Ok(())),
+        Err(error) => end(shared, Err(error)),
     }
-    // Whatever panicked once may do so again when its device handles are released.
-    guarded("releasing the device", move || drop(backend)).and(served)
-}
-
-/// Runs `body`; a panic becomes an error that says what was going on.
-fn guarded<T>(what: &str, body: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(body)).map_err(|panic| {
-        format!("internal error while {what}: {}; restart the daemon and report this", message(&*panic))
-    })
-}
-
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic without a message")
-}
-
-/// The message of an error and of its causes, in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        // Messages that already embed their cause need it no second time.
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
 }

@@ -42,6 +42,7 @@ pub(super) async fn json_object(request: Request, app: &App) -> Result<(Turn, Ma
         )
         .header(header::CONNECTION, HeaderValue::from_static("close"))
     })??;
+    super::door::enter(&parts.extensions, app).await?;
     let turn = app.turns.take(bytes.len()).await;
     let map = if turn.is_large() { off_thread(move || parse(&bytes)).await? } else { parse(&bytes)? };
     Ok((turn, map))

@@ -14,8 +14,10 @@ use super::fields::{Fields, wrong};
 use super::generation::{Asked, Generation};
 use super::messages;
 use super::reply::{Dialect, answer};
+use super::tools::{Choice, Tools};
 use super::turn::Turn;
 use crate::engine::Model;
+use crate::text::calls::Calling;
 use crate::text::{ChatInput, ChatTemplate, TextError};
 
 /// The template's variable that switches thinking.
@@ -41,8 +43,9 @@ pub(super) struct Prepared {
 
 /// Reads the fields of a chat request, renders its messages and encodes them.
 pub(super) async fn prepare(app: &App, turn: Turn, mut fields: Fields) -> Result<Prepared, ApiError> {
-    let messages = messages::read(fields.take("messages"))?;
-    let asked = Asked::read(&mut fields, app)?;
+    let messages = messages::read(fields.take("messages"), app.server.max_messages)?;
+    let tools = Tools::read(&mut fields)?;
+    let asked = Asked::read(&mut fields, app, Dialect::Chat)?;
     let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
     let effort = fields.take("reasoning_effort");
     let elsewhere = "send it in `chat_template_kwargs`: {\"enable_thinking\": …}";
@@ -50,20 +53,40 @@ pub(super) async fn prepare(app: &App, turn: Turn, mut fields: Fields) -> Result
     log_rest(&fields);
     drop(fields);
     let model = model(app)?;
-    let generation = asked.of(model.kind, &app.sampling)?;
+    let mut generation = asked.of(app, &model).await?;
     set_thinking(&model, effort, &mut extra)?;
-    let input = ChatInput { messages, add_generation_prompt: true, extra, ..ChatInput::default() };
-    let prompt = {
+    let calling = tools.calling(&model)?;
+    let begun = tools.begun(&model, &mut extra)?;
+    if tools.choice != Choice::Auto && generation.sampling.constraint.is_some() {
+        let why = "a call is forced, and another form of the reply is asked for; send one of them";
+        return Err(ApiError::unsupported("tool_choice", why));
+    }
+    if let Some(form) = tools.form(&model).await? {
+        generation.sampling.constraint = Some(form);
+    }
+    let input = ChatInput {
+        messages,
+        tools: calling.as_ref().map(|_| Value::Array(tools.list)),
+        add_generation_prompt: true,
+        extra,
+        ..ChatInput::default()
+    };
+    let (prompt, begun) = {
         let model = Arc::clone(&model);
         off_thread(move || {
             // Moved here, so that it lasts until the work is done even if the client leaves.
             let _turn = turn;
             let input = input;
             let template = model.template.as_ref().ok_or(TextError::NoChatTemplate)?;
-            Ok(model.tokenizer.encode_prompt(&template.render(&input)?))
+            let prompt = model.tokenizer.encode_prompt(&template.render(&input)?);
+            match begun {
+                Some(begun) => begun.append(prompt, &model.tokenizer),
+                None => Ok((prompt, 0)),
+            }
         })
         .await?
     };
+    generation.calls = calling.map(|calling| Calling { begun, ..calling });
     Ok(Prepared { model, prompt, generation })
 }
 

@@ -12,8 +12,9 @@ use super::body::json_object;
 use super::error::ApiError;
 use super::fields::{Fields, quoted, wrong};
 use super::generation::Asked;
+use super::infill::{Gapped, gapped};
 use super::reply::{Dialect, answer};
-use super::tokens::read_ids;
+use super::tokens::{named, read_ids};
 use crate::engine::Model;
 use crate::text::Specials;
 
@@ -22,31 +23,39 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
     let mut fields = Fields::new(body);
     check_model(&mut fields, &app)?;
     let prompt = Prompt::read(fields.take("prompt"))?;
-    let asked = Asked::read(&mut fields, &app)?;
+    let echo = fields.boolean("echo")?.unwrap_or(false);
+    let suffix = fields.string("suffix")?.filter(|suffix| !suffix.is_empty());
+    let asked = Asked::read(&mut fields, &app, Dialect::Text)?;
     fields.refuse("reasoning_effort", "texts are continued as they are", |_| false)?;
     fields.refuse("enable_thinking", "texts are continued as they are", |_| false)?;
     log_rest(&fields);
     drop(fields);
     let model = model(&app)?;
-    let generation = asked.of(model.kind, &app.sampling)?;
-    let tokens = match prompt {
-        Prompt::Tokens(ids) => {
-            let ids = read_ids("prompt", ids, model.tokenizer.vocab_size());
-            drop(turn);
-            ids?
-        }
-        Prompt::Text(text) => {
-            let model = Arc::clone(&model);
-            off_thread(move || {
-                let _turn = turn;
-                let text = text;
-                let ids = model.tokenizer.encode(&text, Specials::Parse);
-                Ok(model.tokenizer.with_bos(ids))
-            })
-            .await?
-        }
+    let mut generation = asked.of(&app, &model).await?;
+    if echo && generation.logprobs.is_some() {
+        let why = "those of a prompt are not known; leave out `logprobs`, or `echo`";
+        return Err(ApiError::unsupported("logprobs", why));
+    }
+    if suffix.is_some() && generation.stop.ignore_eos {
+        let why = "with a `suffix` the text ends where that begins; leave it out";
+        return Err(ApiError::unsupported("ignore_eos", why));
+    }
+    let (gapped, echo) = {
+        let model = Arc::clone(&model);
+        off_thread(move || {
+            let _turn = turn;
+            let (prompt, text) = prompt.tokens(&model)?;
+            let gapped = match suffix {
+                Some(suffix) => gapped(&model, prompt, &suffix)?,
+                None => Gapped { prompt, suffix: Vec::new() },
+            };
+            Ok((gapped, if echo { text } else { String::new() }))
+        })
+        .await?
     };
-    answer(&app, &model, Dialect::Text, tokens, generation).await
+    let Gapped { prompt, suffix } = gapped;
+    (generation.suffix, generation.echo) = (suffix, echo);
+    answer(&app, &model, Dialect::Text, prompt, generation).await
 }
 
 /// 404 when the request is meant for another model. A request that names none means ours.
@@ -104,6 +113,19 @@ impl Prompt {
             }
             Value::Array(mut list) if list.len() == 1 && !list[0].is_number() => Self::one(list.remove(0)),
             other => Self::one(other),
+        }
+    }
+
+    /// Its token ids, and its text.
+    fn tokens(self, model: &Model) -> Result<(Vec<u32>, String), ApiError> {
+        let tokenizer = &model.tokenizer;
+        match self {
+            Self::Tokens(ids) => {
+                let ids = read_ids("prompt", ids, tokenizer.vocab_size())?;
+                let text = named(tokenizer, &ids);
+                Ok((ids, text))
+            }
+            Self::Text(text) => Ok((tokenizer.with_bos(tokenizer.encode(&text, Specials::Parse)), text)),
         }
     }
 

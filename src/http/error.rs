@@ -11,10 +11,10 @@ use crate::engine::SubmitError;
 use crate::text::TextError;
 
 /// An answer other than success. Boxed, since it travels through every `Result` of this room.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct ApiError(Box<Refusal>);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Refusal {
     status: StatusCode,
     kind: &'static str,
@@ -102,12 +102,44 @@ impl ApiError {
         self
     }
 
+    /// The same about a field inside of the object `field`.
+    pub(super) fn within(mut self, field: &str) -> Self {
+        self.0.message = self.0.message.replacen('`', &format!("`{field}."), 1);
+        self.0.param = self.0.param.map(|param| format!("{field}.{param}"));
+        self
+    }
+
+    /// The same about a request that was brought into other words: parts of the text, and what they are told as.
+    pub(super) fn reworded(mut self, names: &[(&str, &str)]) -> Self {
+        for (name, told) in names {
+            self.0.message = self.0.message.replace(name, told);
+            // Quotes stand around whole names in messages only.
+            let [name, told] = [name, told].map(|name| name.trim_matches('`'));
+            self.0.param = self.0.param.map(|param| match param == name {
+                true => told.to_owned(),
+                false if name.starts_with('.') => param.replace(name, told),
+                false => param,
+            });
+        }
+        self
+    }
+
+    /// What is wrong.
+    pub(super) fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The status that it is answered with.
+    pub(super) fn status(&self) -> StatusCode {
+        self.0.status
+    }
+
     pub(super) fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.0.headers.push((name, value));
         self
     }
 
-    fn retry_after(self, time: Duration) -> Self {
+    pub(super) fn retry_after(self, time: Duration) -> Self {
         self.header(header::RETRY_AFTER, HeaderValue::from(time.as_secs().max(1)))
     }
 
@@ -134,13 +166,18 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.0.status, Json(self.to_json())).into_response();
-        response.headers_mut().extend(self.0.headers);
+        response.headers_mut().extend(self.0.headers.iter().cloned());
+        // For faces that tell errors in another shape.
+        response.extensions_mut().insert(self);
         response
     }
 }
 
 /// How long to wait for a model that loads: loading takes seconds, and asking is cheap.
 const LOADING_RETRY: Duration = Duration::from_secs(1);
+
+/// How long to wait for an engine that is rebuilt after a fault and has not come back soon.
+pub(super) const OUTAGE_RETRY: Duration = Duration::from_secs(10);
 
 impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
@@ -151,6 +188,9 @@ impl From<SubmitError> for ApiError {
             }
             SubmitError::NotReady { .. } => {
                 Self::unavailable(message).code("model_loading").retry_after(LOADING_RETRY)
+            }
+            SubmitError::Outage { .. } => {
+                Self::unavailable(message).code("engine_rebuilding").retry_after(OUTAGE_RETRY)
             }
             SubmitError::Draining => Self::unavailable(message).code("shutting_down"),
             SubmitError::Failed { .. } => Self::unavailable(message).code("engine_failed"),

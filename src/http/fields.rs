@@ -18,6 +18,16 @@ impl Fields {
         self.0.remove(name).filter(|value| !value.is_null())
     }
 
+    /// Whether a field is there, null or not.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    /// A field that stays; null counts as absent.
+    pub(super) fn peek(&self, name: &str) -> Option<&Value> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
     /// Puts a field in, as if it had come so.
     pub(super) fn put(&mut self, name: &str, value: impl Into<Value>) {
         self.0.insert(name.to_owned(), value.into());

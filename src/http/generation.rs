@@ -1,18 +1,23 @@
 //! The fields that chat and text completions share: sampling, limits, stop strings, streaming.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::Value;
 
+use super::constrained::{Form, compile};
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
-use super::{App, random};
+use super::reply::Dialect;
+use super::{App, bias, logprobs, random};
 use crate::config::SamplingConfig;
-use crate::decode::{Denoising, Sampling};
-use crate::engine::{ModelKind, Stop};
+use crate::decode::{Denoising, Sampling, choice_seed};
+use crate::engine::{Model, ModelKind, Request, Stop};
+use crate::text::calls::Calling;
 
 /// What a request says about how to generate and how to answer, whatever the model.
 pub(super) struct Asked {
+    dialect: Dialect,
     /// On a causal model logits are divided by it. A model that denoises follows the schedule of its checkpoint, whose
     /// temperatures are multiplied by it: 1 is the schedule itself. 0 takes the most probable token on both.
     temperature: Option<f32>,
@@ -22,6 +27,11 @@ pub(super) struct Asked {
     repetition_penalty: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
+    logit_bias: Vec<(u32, f32)>,
+    form: Option<Form>,
+    /// Alternatives a token, if log-probabilities are wanted.
+    logprobs: Option<usize>,
+    choices: usize,
     /// None: the server chooses.
     seed: Option<u64>,
     /// Fields for models that denoise; whether they are allowed, and how large, is the model's matter.
@@ -35,10 +45,20 @@ pub(super) struct Asked {
 pub(super) struct Generation {
     pub(super) sampling: Sampling,
     pub(super) stop: Stop,
+    /// Tell log-probabilities, with so many alternatives a token.
+    pub(super) logprobs: Option<usize>,
+    /// How many replies to make.
+    pub(super) choices: usize,
     /// Answer as server-sent events.
     pub(super) stream: bool,
     /// Send a last chunk with token counts.
     pub(super) include_usage: bool,
+    /// What is to stand behind the reply, on a canvas.
+    pub(super) suffix: Vec<u32>,
+    /// Text before the reply that is part of the answer.
+    pub(super) echo: String,
+    /// How to find calls of tools in the reply.
+    pub(super) calls: Option<Calling>,
 }
 
 /// Fields that only a model that denoises can honour.
@@ -69,7 +89,7 @@ const MOST_STOPS: usize = 16;
 const COLDEST: f32 = 1e-4;
 
 impl Asked {
-    pub(super) fn read(fields: &mut Fields, app: &App) -> Result<Self, ApiError> {
+    pub(super) fn read(fields: &mut Fields, app: &App, dialect: Dialect) -> Result<Self, ApiError> {
         refuse_unsupported(fields)?;
         let temperature = fields.number("temperature", 0.0, 2.0)?;
         let top_k = fields.integer("top_k", -1, MOST_TOP_K)?;
@@ -79,6 +99,8 @@ impl Asked {
         let repetition_penalty = repetition_penalty(fields)?;
         let presence_penalty = fields.number("presence_penalty", -2.0, 2.0)?;
         let frequency_penalty = fields.number("frequency_penalty", -2.0, 2.0)?;
+        let (logit_bias, form) = (bias::read(fields)?, Form::read(fields)?);
+        let (logprobs, choices) = (logprobs::read(fields, dialect)?, choices(fields, app)?);
         let seed = seed(fields)?;
         let taken = DENOISING.iter().filter_map(|name| Some(((*name).to_owned(), fields.take(name)?)));
         let denoising = Fields::new(taken.collect());
@@ -88,6 +110,11 @@ impl Asked {
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
             deadline: app.server.request_timeout.map(|time| Instant::now() + time),
         };
+        if let Some(form) = form.as_ref().filter(|_| stop.ignore_eos) {
+            let message =
+                format!("`ignore_eos`: `{}` says where the reply ends; send one of them", form.param);
+            return Err(ApiError::field("ignore_eos", message));
+        }
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let include_usage = match fields.object("stream_options")? {
             None => false,
@@ -102,6 +129,7 @@ impl Asked {
             }
         };
         Ok(Self {
+            dialect,
             temperature,
             top_k,
             top_p,
@@ -109,6 +137,10 @@ impl Asked {
             repetition_penalty,
             presence_penalty,
             frequency_penalty,
+            logit_bias,
+            form,
+            logprobs,
+            choices,
             seed,
             denoising,
             stop,
@@ -117,14 +149,30 @@ impl Asked {
         })
     }
 
-    /// What it means for a model of this kind, with `defaults` for what a causal model was not told.
-    pub(super) fn of(self, kind: ModelKind, defaults: &SamplingConfig) -> Result<Generation, ApiError> {
-        let sampling = match kind {
-            ModelKind::Causal => self.causal(defaults)?,
+    /// What it means for the loaded model, with the configuration's defaults for what a causal model was not told.
+    pub(super) async fn of(mut self, app: &App, model: &Arc<Model>) -> Result<Generation, ApiError> {
+        let mut sampling = match model.kind {
+            ModelKind::Causal => self.causal(&app.sampling)?,
             ModelKind::BlockDiffusion { max_steps, .. } => self.diffusion(max_steps)?,
         };
-        let Self { stop, stream, include_usage, .. } = self;
-        Ok(Generation { sampling, stop, stream, include_usage })
+        bias::check(&self.logit_bias, model.tokenizer.vocab_size())?;
+        sampling.logit_bias = self.logit_bias;
+        if let Some(Form { format, param }) = self.form.take() {
+            let constraint = compile(model, format, &param, self.dialect == Dialect::Chat).await?;
+            sampling.constraint = Some(constraint);
+        }
+        let Self { stop, logprobs, choices, stream, include_usage, .. } = self;
+        Ok(Generation {
+            sampling,
+            stop,
+            logprobs,
+            choices,
+            stream,
+            include_usage,
+            suffix: Vec::new(),
+            echo: String::new(),
+            calls: None,
+        })
     }
 
     fn causal(&self, defaults: &SamplingConfig) -> Result<Sampling, ApiError> {
@@ -140,7 +188,7 @@ impl Asked {
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             seed: self.seed.map_or_else(random_seed, Ok)?,
-            denoising: Denoising::default(),
+            ..Sampling::default()
         })
     }
 
@@ -156,6 +204,8 @@ impl Asked {
             ("repetition_penalty", differs(self.repetition_penalty, neutral.repetition_penalty)),
             ("presence_penalty", differs(self.presence_penalty, neutral.presence_penalty)),
             ("frequency_penalty", differs(self.frequency_penalty, neutral.frequency_penalty)),
+            ("logit_bias", !self.logit_bias.is_empty()),
+            ("logprobs", self.logprobs.is_some()),
         ] {
             if has_effect {
                 return Err(ApiError::unsupported(
@@ -183,6 +233,22 @@ impl Asked {
     }
 }
 
+impl Generation {
+    /// The requests for all choices. They are the same but for their seeds, which follow from the request's, so that the
+    /// same request gets the same choices. With `channels`, thoughts are told apart.
+    pub(super) fn requests(self, id: &str, prompt: Vec<u32>, channels: bool) -> Vec<Request> {
+        let Self { sampling, stop, logprobs, choices, suffix, calls, .. } = self;
+        let seed = sampling.seed;
+        let id = id.to_owned();
+        let first = Request { id, prompt, suffix, sampling, stop, channels, drafts: false, calls, logprobs };
+        let mut requests = vec![first; choices.max(1)];
+        for (choice, request) in requests.iter_mut().enumerate() {
+            request.sampling.seed = choice_seed(seed, choice);
+        }
+        requests
+    }
+}
+
 /// The temperature, 0 where a smaller one would do harm.
 fn warm(temperature: f32) -> f32 {
     if temperature < COLDEST { 0.0 } else { temperature }
@@ -196,35 +262,48 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         _ => false,
     };
     let off = |value: &Value| *value == Value::Bool(false);
-    let one = |value: &Value| value.as_f64() == Some(1.0);
     let no_tools = "tool calls are not supported";
     fields.refuse("tools", no_tools, empty)?;
     fields.refuse("functions", no_tools, empty)?;
     fields.refuse("tool_choice", no_tools, |v| v == "none" || v == "auto")?;
     fields.refuse("function_call", no_tools, |v| v == "none" || v == "auto")?;
     fields.refuse("parallel_tool_calls", no_tools, Value::is_boolean)?;
-    fields.refuse("response_format", "only {\"type\": \"text\"} is supported", |v| {
-        v.get("type").is_some_and(|kind| kind == "text")
-    })?;
     let text_only = |v: &Value| v.as_array().is_some_and(|list| list.iter().all(|m| m == "text"));
     fields.refuse("modalities", "only [\"text\"] is supported", text_only)?;
     fields.refuse("audio", "audio is not supported", |_| false)?;
     fields.refuse("prediction", "predicted output is not supported", |_| false)?;
     fields.refuse("verbosity", "verbosity is not supported", |_| false)?;
     fields.refuse("web_search_options", "web search is not supported", |_| false)?;
+    fields.refuse("moderation", "nothing here judges texts", |_| false)?;
     fields.refuse("echo", "the prompt is not repeated", off)?;
     fields.refuse("suffix", "text after the gap is not supported", |v| v == "")?;
-    fields.refuse("n", "only one choice a request is supported", one)?;
-    fields.refuse("best_of", "only one choice a request is supported", one)?;
-    fields.refuse("logit_bias", "biases on tokens are not supported", empty)?;
-    fields.refuse("logprobs", "log-probabilities are not supported", off)?;
-    fields.refuse("top_logprobs", "log-probabilities are not supported", |v| v.as_f64() == Some(0.0))?;
-    fields.refuse("grammar", "constrained output is not supported", |v| v.as_str() == Some(""))?;
-    fields.refuse("json_schema", "constrained output is not supported", empty)?;
     for no_effect in ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"] {
         fields.take(no_effect);
     }
     Ok(())
+}
+
+/// Refuses what asks for several replies, or for figures of a reply's tokens, where `why` there is neither.
+pub(super) fn one_answer(fields: &mut Fields, why: &str) -> Result<(), ApiError> {
+    for name in ["n", "best_of"] {
+        fields.refuse(name, why, |value| value.as_f64() == Some(1.0))?;
+    }
+    for name in ["logprobs", "top_logprobs"] {
+        fields.refuse(name, why, |value| *value == false || value.as_f64() == Some(0.0))?;
+    }
+    Ok(())
+}
+
+/// How many replies to make; `best_of` must ask for as many as are shown.
+fn choices(fields: &mut Fields, app: &App) -> Result<usize, ApiError> {
+    let most = i64::try_from(app.server.max_choices).unwrap_or(i64::MAX);
+    let choices = fields.integer("n", 1, most)?.unwrap_or(1);
+    fields.refuse(
+        "best_of",
+        "replies are not compared; leave it out, or make it equal to `n`",
+        |best_of| best_of.as_f64() == Some(choices as f64),
+    )?;
+    Ok(usize::try_from(choices).unwrap_or(1))
 }
 
 fn repetition_penalty(fields: &mut Fields) -> Result<Option<f32>, ApiError> {

@@ -26,7 +26,7 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
             body["progress"] = progress.into();
             body["what"] = what.into();
         }
-        engine::State::Failed { error } => body["error"] = error.into(),
+        engine::State::Failed { error } | engine::State::Hung { error } => body["error"] = error.into(),
         engine::State::Draining | engine::State::Stopped => {}
     }
     let retry = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];

@@ -1,5 +1,7 @@
 //! The conversation of a chat request, brought into the one shape that templates get.
 
+mod answers;
+
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
@@ -14,17 +16,14 @@ const KEPT: [&str; 3] = ["name", "tool_call_id", "reasoning_content"];
 /// What kinds of parts are called that are no text: `image_url`, `input_audio` and so on.
 const MEDIA: [&str; 4] = ["image", "audio", "video", "file"];
 
-/// Most messages of a request: longer conversations fit no context.
-const MOST_MESSAGES: usize = 65_536;
-
 /// Most parts of a message's content.
 const MOST_PARTS: usize = 4096;
 
 /// Checks the messages; contents become plain strings, arguments of tool calls become objects.
-pub(super) fn read(messages: Option<Value>) -> Result<Value, ApiError> {
+pub(super) fn read(messages: Option<Value>, most: usize) -> Result<Value, ApiError> {
     let list = match messages {
-        Some(Value::Array(list)) if list.len() > MOST_MESSAGES => {
-            return Err(too_many("messages", list.len(), MOST_MESSAGES, "messages"));
+        Some(Value::Array(list)) if list.len() > most => {
+            return Err(too_many("messages", list.len(), most, "messages"));
         }
         Some(Value::Array(list)) if !list.is_empty() => list,
         Some(Value::Array(_)) | None => {
@@ -35,7 +34,9 @@ pub(super) fn read(messages: Option<Value>) -> Result<Value, ApiError> {
             return Err(ApiError::field("messages", message));
         }
     };
-    list.into_iter().enumerate().map(|(i, m)| message(&format!("messages[{i}]"), m)).collect()
+    let list = list.into_iter().enumerate();
+    let list: Result<Vec<Value>, _> = list.map(|(i, m)| message(&format!("messages[{i}]"), m)).collect();
+    answers::link(list?).map(Value::Array)
 }
 
 fn message(path: &str, value: Value) -> Result<Value, ApiError> {
@@ -72,6 +73,10 @@ fn message(path: &str, value: Value) -> Result<Value, ApiError> {
             }
         }
         Some(other) => return Err(wrong(path, ".tool_calls", &other, "a list, on assistant messages only")),
+    }
+    if from.remove("function_call").is_some_and(|call| !call.is_null()) {
+        let why = "is the older form; send `tool_calls`";
+        return Err(ApiError::unsupported(format!("{path}.function_call"), why));
     }
     to.insert("role".to_owned(), role.into());
     let unknown: Vec<&String> = from.keys().collect();
@@ -131,6 +136,9 @@ fn content(path: &str, value: Option<Value>) -> Result<String, ApiError> {
 }
 
 fn tool_call(path: &str, mut call: Value) -> Result<Value, ApiError> {
+    if let Some(id) = call.get("id").filter(|id| !id.is_null() && !id.is_string()) {
+        return Err(wrong(path, ".id", id, "a string"));
+    }
     if !call.get("function").and_then(|f| f.get("name")).is_some_and(Value::is_string) {
         return Err(wrong(path, "", &call, "an object with `function.name` and `function.arguments`"));
     }
@@ -140,6 +148,7 @@ fn tool_call(path: &str, mut call: Value) -> Result<Value, ApiError> {
     if let Some(arguments @ Value::Object(_)) = parsed {
         call["function"]["arguments"] = arguments;
     }
+    call["type"] = "function".into();
     Ok(call)
 }
 
@@ -160,21 +169,27 @@ mod tests {
     use super::*;
 
     fn contents(messages: Value) -> Vec<String> {
-        let read = read(Some(messages)).unwrap();
+        let read = read(Some(messages), 9).unwrap();
         read.as_array().unwrap().iter().map(|m| m["content"].as_str().unwrap().to_owned()).collect()
     }
 
     #[test]
     fn every_shape_of_content_is_one_string_for_every_role() {
         for role in ROLES {
-            let messages = json!([
+            let mut messages = json!([
                 {"role": role, "content": "plain"},
                 {"role": role, "content": [{"type": "text", "text": "two "}, {"type": "text", "text": "parts"}]},
                 {"role": role, "content": []},
                 {"role": role, "content": null},
                 {"role": role},
             ]);
-            assert_eq!(contents(messages), ["plain", "two parts", "", "", ""], "{role}");
+            if role == "tool" {
+                let call = json!({"function": {"name": "f", "arguments": "{}"}});
+                let called = json!({"role": "assistant", "tool_calls": vec![call; 5]});
+                messages.as_array_mut().unwrap().insert(0, called);
+            }
+            let found = contents(messages);
+            assert_eq!(found[usize::from(role == "tool")..], ["plain", "two parts", "", "", ""], "{role}");
         }
     }
 
@@ -183,7 +198,7 @@ mod tests {
         let call =
             json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}});
         let message = json!([{"role": "assistant", "content": null, "tool_calls": [call]}]);
-        let read = read(Some(message)).unwrap();
+        let read = read(Some(message), 9).unwrap();
         assert_eq!(read[0]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
         assert_eq!(read[0]["content"], "");
     }
@@ -192,7 +207,7 @@ mod tests {
     fn pictures_and_sounds_are_refused_in_so_many_words() {
         for kind in ["image_url", "input_image", "input_audio", "video_url", "image"] {
             let parts = json!([{"type": "text", "text": "what is this?"}, {"type": kind}]);
-            let error = read(Some(json!([{"role": "user", "content": parts}]))).unwrap_err().to_json();
+            let error = read(Some(json!([{"role": "user", "content": parts}])), 9).unwrap_err().to_json();
             let error = &error["error"];
             assert_eq!(error["param"], "messages[0].content[1].type");
             assert_eq!(error["code"], "unsupported_parameter");
@@ -214,13 +229,13 @@ mod tests {
             (json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content[0].type"),
             (json!([{"role": "user", "content": [{"type": "text"}]}]), "messages[0].content[0].text"),
             (json!([{"role": "user", "name": 3}]), "messages[0].name"),
-            (json!(vec![json!({"role": "user"}); 65_537]), "messages"),
+            (json!(vec![json!({"role": "user"}); 10]), "messages"),
             (json!([{"role": "user", "content": vec![""; 4097]}]), "messages[0].content"),
             (json!([{"role": "user", "tool_calls": [1]}]), "messages[0].tool_calls"),
             (json!([{"role": "assistant", "tool_calls": [1]}]), "messages[0].tool_calls[0]"),
         ];
         for (messages, param) in cases {
-            let error = read(Some(messages.clone()).filter(|m| !m.is_null())).unwrap_err().to_json();
+            let error = read(Some(messages.clone()).filter(|m| !m.is_null()), 9).unwrap_err().to_json();
             assert_eq!(error["error"]["param"], param, "{messages}");
         }
     }

@@ -2,20 +2,22 @@
 
 use std::fmt::{Display, Write};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use super::App;
+use super::auth::{Caller, Keys};
 use crate::engine::{Histogram, Status};
 
 pub(super) async fn show(State(app): State<Arc<App>>) -> Response {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    (kind, render(&app.engine.status())).into_response()
+    (kind, render(&app.engine.status(), &app.keys())).into_response()
 }
 
-fn render(status: &Status) -> String {
+fn render(status: &Status, keys: &Keys) -> String {
     let mut page = Page(String::with_capacity(4096));
     let c = &status.counters;
     let r = c.requests;
@@ -68,6 +70,30 @@ fn render(status: &Status) -> String {
         "Whether requests are taken.",
         u8::from(status.state.name() == "ready"),
     );
+    let faults = c.faults;
+    page.family("axe_faults_total", "counter", "Faults of the device and of the engine, by kind.");
+    for (kind, count) in [
+        ("lost", faults.lost),
+        ("overdue", faults.overdue),
+        ("panic", faults.panics),
+        ("rebuild", faults.rebuilds),
+    ] {
+        page.labelled("axe_faults_total", "kind", kind, count);
+    }
+    page.single(
+        "axe_engine_resets_total",
+        "counter",
+        "Times the engine was rebuilt after a fault.",
+        c.resets,
+    );
+    page.single("axe_model_loads_total", "counter", "Times the model was loaded again.", c.loads);
+    page.single("axe_model_unloads_total", "counter", "Times the model was put away.", c.unloads);
+    page.single(
+        "axe_model_loaded",
+        "gauge",
+        "Whether the model is on the device.",
+        u8::from(status.resident),
+    );
     page.single("axe_uptime_seconds", "gauge", "Time since the start.", status.uptime_s);
     page.family("axe_device_memory_bytes", "gauge", "Memory allocated on the device.");
     for (purpose, bytes) in [
@@ -83,6 +109,7 @@ fn render(status: &Status) -> String {
         "Most memory that may be allocated on the device.",
         status.memory.budget,
     );
+    page.keys(keys);
     if let Some(bytes) = resident_bytes() {
         page.single("process_resident_memory_bytes", "gauge", "Resident memory of the process.", bytes);
     }
@@ -103,6 +130,36 @@ struct Page(String);
 impl Page {
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _written = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    /// What was asked for with each key, where keys are asked for.
+    fn keys(&mut self, keys: &Keys) {
+        if !keys.asked_for() {
+            return;
+        }
+        let strangers = keys.strangers.load(Ordering::Relaxed);
+        let text = "Requests without a key, or with a wrong one.";
+        self.single("axe_unauthorized_requests_total", "counter", text, strangers);
+        let named: Vec<_> = keys.callers().filter_map(|c| Some((c.account.name()?, c))).collect();
+        type Count = fn(&Caller) -> u64;
+        let families: [(&str, &str, Count); 4] = [
+            ("axe_key_requests_total", "Requests to generate, by key.", |c| {
+                c.requests.load(Ordering::Relaxed)
+            }),
+            ("axe_key_rate_limited_total", "Those of them that were too many.", |c| {
+                c.refused.load(Ordering::Relaxed)
+            }),
+            ("axe_key_prompt_tokens_total", "Prompt tokens, by key.", |c| c.account.prompt_tokens()),
+            ("axe_key_completion_tokens_total", "Tokens generated, by key.", |c| {
+                c.account.completion_tokens()
+            }),
+        ];
+        for (family, help, count) in families {
+            self.family(family, "counter", help);
+            for (name, caller) in &named {
+                self.labelled(family, "key", name, count(caller));
+            }
+        }
     }
 
     fn labelled(&mut self, name: &str, label: &str, value: &str, number: impl Display) {

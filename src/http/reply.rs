@@ -1,14 +1,17 @@
 //! What both completion routes do once their prompt is known: submit, then answer whole or as a stream.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::error::ApiError;
+use super::auth::account;
+use super::error::{ApiError, OUTAGE_RETRY};
 use super::generation::Generation;
-use super::{App, fingerprint, hex, random, sse, unix_time};
+use super::logprobs::{Logged, Reached};
+use super::{App, calls, exchange, fingerprint, sse, unix_time};
 use crate::decode::ProposerStats;
 use crate::engine::{Cause, Event, Events, FinishReason, Job, Model, Request, Stats, SubmitError, Usage};
 use crate::text::Parts;
@@ -35,12 +38,14 @@ impl Dialect {
 /// What all parts of one answer have in common.
 pub(super) struct Head {
     pub(super) dialect: Dialect,
-    id: String,
+    pub(super) id: String,
     created: u64,
     model: String,
     fingerprint: String,
     device: String,
     seed: u64,
+    /// Text before the reply that is part of the answer.
+    pub(super) echo: String,
 }
 
 impl Head {
@@ -51,12 +56,13 @@ impl Head {
         };
         Ok(Self {
             dialect,
-            id: format!("{prefix}-{}", hex(&random::<12>()?)),
+            id: format!("{prefix}-{}", exchange::number()?),
             created: unix_time(),
             model: app.name.clone(),
             fingerprint: fingerprint(model),
             device: model.device.clone(),
             seed,
+            echo: String::new(),
         })
     }
 
@@ -77,23 +83,35 @@ impl Head {
         })
     }
 
-    fn whole(&self, Parts { content, reasoning }: Parts, reason: &str, usage: Usage, stats: &Stats) -> Value {
-        let mut choice = json!({ "index": 0 });
+    /// All choices together.
+    fn whole(&self, choices: Vec<Value>, usage: Usage, stats: &Stats) -> Value {
+        let mut answer = self.object(false, choices.into());
+        answer["usage"] = usage_json(usage);
+        answer["axe"] = figures(&self.device, self.seed, stats);
+        answer
+    }
+
+    /// One whole reply.
+    fn choice(&self, index: usize, parts: Parts, logprobs: Value, reason: &str) -> Value {
+        let Parts { content, reasoning, calls: called } = parts;
+        let mut choice = json!({ "index": index });
         match self.dialect {
             Dialect::Chat => {
                 choice["message"] = json!({ "role": "assistant", "content": content, "refusal": null });
                 if !reasoning.is_empty() {
                     choice["message"]["reasoning_content"] = reasoning.into();
                 }
+                if !called.is_empty() {
+                    let content = &mut choice["message"]["content"];
+                    *content = Some(content.take()).filter(|content| content != "").into();
+                    choice["message"]["tool_calls"] = calls::whole(&self.id, index, &called);
+                }
             }
-            Dialect::Text => choice["text"] = content.into(),
+            Dialect::Text => choice["text"] = format!("{}{content}", self.echo).into(),
         }
-        choice["logprobs"] = Value::Null;
+        choice["logprobs"] = logprobs;
         choice["finish_reason"] = reason.into();
-        let mut answer = self.object(false, json!([choice]));
-        answer["usage"] = usage_json(usage);
-        answer["axe"] = figures(&self.device, self.seed, stats);
-        answer
+        choice
     }
 }
 
@@ -142,6 +160,7 @@ pub(super) fn usage_json(usage: Usage) -> Value {
 pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
     match reason {
         FinishReason::Stop => Ok("stop"),
+        FinishReason::ToolCalls => Ok("tool_calls"),
         FinishReason::Length => Ok("length"),
         FinishReason::Cancelled(Cause::Operator | Cause::Listener) => {
             Err(ApiError::unavailable("the request was cancelled by the operator").code("cancelled"))
@@ -149,6 +168,11 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
         FinishReason::Cancelled(Cause::Shutdown) => {
             Err(ApiError::unavailable("the server shut down before the reply was complete").code("shutting_down"))
         }
+        FinishReason::Cancelled(Cause::Outage) => Err(ApiError::unavailable(
+            "the device was lost, and the engine is not back yet; try again in a while",
+        )
+        .code("engine_rebuilding")
+        .retry_after(OUTAGE_RETRY)),
         FinishReason::Cancelled(Cause::Deadline) => Err(ApiError::timeout(
             "the time for a request (`server.request_timeout_s`) was over before its first token; try again when the \
              server is less busy",
@@ -160,47 +184,76 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
 
 /// Puts a prompt into the queue.
 pub(super) fn submit(app: &App, request: Request, field: &'static str) -> Result<Job, ApiError> {
-    app.engine.submit(request).map_err(|error| match error {
-        SubmitError::EmptyPrompt | SubmitError::ContextTooLong { .. } => ApiError::from(error).param(field),
-        error => error.into(),
-    })
+    tracing::debug!(id = request.id, prompt_tokens = request.prompt.len(), "submitted");
+    app.engine.submit_for(request, account()).map_err(|error| refusal(error, field))
 }
 
-/// Submits the prompt and answers.
+/// Why a prompt, which `field` holds, was not taken.
+fn refusal(error: SubmitError, field: &'static str) -> ApiError {
+    match error {
+        SubmitError::EmptyPrompt | SubmitError::ContextTooLong { .. } => ApiError::from(error).param(field),
+        error => error.into(),
+    }
+}
+
+/// Submits the prompt, once for each choice, and answers.
 pub(super) async fn answer(
     app: &Arc<App>,
-    model: &Model,
+    model: &Arc<Model>,
     dialect: Dialect,
     prompt: Vec<u32>,
     generation: Generation,
 ) -> Result<Response, ApiError> {
-    let Generation { sampling, stop, stream, include_usage } = generation;
-    let head = Head::new(dialect, app, model, sampling.seed)?;
-    let channels = dialect == Dialect::Chat;
-    let request = Request { id: head.id.clone(), prompt, sampling, stop, channels, drafts: false };
-    let job = submit(app, request, dialect.prompt())?;
+    let mut generation = generation;
+    let echo = std::mem::take(&mut generation.echo);
+    let head = Head { echo, ..Head::new(dialect, app, model, generation.sampling.seed)? };
+    let (stream, include_usage) = (generation.stream, generation.include_usage);
+    let logged = generation.logprobs.map(|_| Logged::new(dialect, Arc::clone(model)));
+    let requests = generation.requests(&head.id, prompt, dialect == Dialect::Chat);
+    let prompt_tokens = requests.first().map(|request| request.prompt.len());
+    tracing::debug!(id = head.id, prompt_tokens, choices = requests.len(), "submitted");
+    let jobs = app.engine.submit_all(requests, account().as_ref());
+    let jobs = jobs.map_err(|error| refusal(error, dialect.prompt()))?;
+    let choices = jobs.into_iter().map(|job| job.events).collect();
     if stream {
-        return Ok(sse::respond(head, job.events, include_usage, app.server.ping_interval));
+        return sse::respond(head, choices, logged, include_usage, app.server.ping_interval).await;
     }
-    collect(&head, job.events).await
+    collect(&head, choices, logged).await
 }
 
-async fn collect(head: &Head, mut events: Events) -> Result<Response, ApiError> {
-    let mut reply = Parts::default();
-    while let Some(event) = events.recv().await {
-        match event {
-            Event::Prefill { .. } | Event::Draft { .. } => {}
-            Event::Commit { text, reasoning, .. } => {
-                reply.content.push_str(&text);
-                reply.reasoning.push_str(&reasoning);
+/// Waits for all choices, which come one after the other.
+async fn collect(
+    head: &Head,
+    choices: VecDeque<Events>,
+    logged: Option<Logged>,
+) -> Result<Response, ApiError> {
+    let mut whole = Vec::with_capacity(choices.len());
+    let mut total: Option<(Usage, Stats)> = None;
+    for (index, mut events) in choices.into_iter().enumerate() {
+        let mut reply = Parts::default();
+        let mut tokens = Vec::new();
+        let (reason, usage, stats) = loop {
+            match events.recv().await {
+                Some(Event::Prefill { .. } | Event::Draft { .. }) => {}
+                Some(Event::Commit { text, reasoning, calls, logprobs, .. }) => {
+                    reply.calls.extend(calls);
+                    reply.content.push_str(&text);
+                    reply.reasoning.push_str(&reasoning);
+                    tokens.extend(logprobs);
+                }
+                Some(Event::Finish { reason, usage, stats }) => break (outcome(reason)?, usage, stats),
+                None => return Err(broke_off()),
             }
-            Event::Finish { reason, usage, stats } => {
-                let reason = outcome(reason)?;
-                return Ok(Json(head.whole(reply, reason, usage, &stats)).into_response());
-            }
-        }
+        };
+        let logprobs = logged.as_ref().map(|logged| logged.show(&tokens, &reply.content, Reached::default()));
+        whole.push(head.choice(index, reply, logprobs.unwrap_or_default(), reason));
+        total = Some(match total {
+            Some((all, took)) => (all.with_choice(usage), took.with_choice(stats)),
+            None => (usage, stats),
+        });
     }
-    Err(broke_off())
+    let (usage, stats) = total.unwrap_or_default();
+    Ok(Json(head.whole(whole, usage, &stats)).into_response())
 }
 
 /// The engine let go of a job without finishing it.

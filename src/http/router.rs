@@ -1,24 +1,28 @@
 //! Which handler answers what.
 
-use std::sync::Arc;
-
 use axum::Router;
-use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
-use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use tower_http::compression::CompressionLayer;
 
 use super::error::ApiError;
 use super::fields::quoted;
-use super::{App, auth, chat, completions, cors, health, metrics, models, studio, tokens};
+use super::{
+    Face, anthropic, auth, chat, completions, cors, door, edit, exchange, health, metrics, models, responses,
+    studio, tokens,
+};
 
 /// All routes of the public face.
-pub fn router(app: Arc<App>) -> Router {
+pub fn router(face: impl Into<Face>) -> Router {
+    let face = face.into();
     Router::new()
         .route("/v1/chat/completions", posts(post(chat::complete)))
         .route("/v1/completions", posts(post(completions::complete)))
+        .route("/v1/responses", posts(post(responses::respond)))
+        .route("/v1/messages", posts(post(anthropic::messages)))
+        .route("/v1/messages/count_tokens", posts(post(anthropic::count_tokens)))
         .route("/tokenize", posts(post(tokens::tokenize)))
         .route("/detokenize", posts(post(tokens::detokenize)))
         .route("/v1/models", gets(get(models::list)))
@@ -27,22 +31,29 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/health", gets(get(health::health)))
         .route("/ready", gets(get(health::ready)))
         .route("/metrics", gets(get(metrics::show)))
+        .route("/edit", both(get(studio::editor).post(edit::edit)))
         .merge(studio::routes())
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(CompressionLayer::new())
-        .layer(from_fn_with_state(Arc::clone(&app), auth::check))
-        .layer(from_fn_with_state(Arc::clone(&app), cors::allow))
-        .layer(from_fn(log))
-        .with_state(app)
+        .layer(from_fn_with_state(face.clone(), door::keep))
+        .layer(from_fn_with_state(face.clone(), auth::check))
+        .layer(from_fn(anthropic::dress))
+        .layer(from_fn_with_state(face.clone(), cors::allow))
+        .layer(from_fn(exchange::follow))
+        .with_state(face)
 }
 
-pub(super) fn posts(route: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
+pub(super) fn posts(route: MethodRouter<Face>) -> MethodRouter<Face> {
     route.options(|| async { options("OPTIONS, POST") })
 }
 
-pub(super) fn gets(route: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
+pub(super) fn gets(route: MethodRouter<Face>) -> MethodRouter<Face> {
     route.options(|| async { options("GET, HEAD, OPTIONS") })
+}
+
+fn both(route: MethodRouter<Face>) -> MethodRouter<Face> {
+    route.options(|| async { options("GET, HEAD, OPTIONS, POST") })
 }
 
 /// What `OPTIONS` gets when it is not a browser's preflight.
@@ -63,17 +74,4 @@ async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
         uri.path()
     );
     ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, message).code("method_not_allowed")
-}
-
-/// One line for each request that was answered or begun to be. Headers and bodies are not logged: they hold keys and
-/// what people write.
-async fn log(request: Request, next: Next) -> Response {
-    let started = std::time::Instant::now();
-    let method = request.method().clone();
-    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let path = route.unwrap_or_else(|| request.uri().path().to_owned());
-    let response = next.run(request).await;
-    let status = response.status().as_u16();
-    tracing::debug!(%method, path, status, elapsed_s = started.elapsed().as_secs_f64(), "answered");
-    response
 }

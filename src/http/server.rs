@@ -12,40 +12,42 @@ use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 use super::connection::Connection;
-use super::{App, router};
+use super::{App, Face, router};
 
 /// How long to wait after the system refused a connection, e.g. for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// How often to look for a raised limit while there are as many connections as may be.
+const RECOUNT: Duration = Duration::from_secs(1);
+
 /// Serves until `stop` is done. Connections then finish the answer they are at, which may take `grace`; what is left is
 /// cut.
-pub async fn serve(listener: TcpListener, app: Arc<App>, stop: impl Future<Output = ()>, grace: Duration) {
-    let limit = Arc::new(Semaphore::new(app.server.max_connections));
-    let service = router(Arc::clone(&app));
+pub async fn serve(
+    listener: TcpListener,
+    face: impl Into<Face>,
+    stop: impl Future<Output = ()>,
+    grace: Duration,
+) {
+    let face = face.into();
+    let service = router(face.clone());
     let (closing, _) = watch::channel(false);
     let mut connections = JoinSet::new();
     let mut stop = pin!(stop);
     loop {
-        let accepted = async {
-            // A semaphore that is never closed always gives its permit.
-            let permit = Arc::clone(&limit).acquire_owned().await.ok();
-            (listener.accept().await, permit)
-        };
+        let has_room = connections.len() < face.now().server.max_connections;
         tokio::select! {
             () = &mut stop => break,
             Some(_ended) = connections.join_next() => {}
-            (accepted, permit) = accepted => match accepted {
+            // A limit that a reload has raised is seen when a connection ends, at the latest after a while.
+            () = tokio::time::sleep(RECOUNT), if !has_room => {}
+            accepted = listener.accept(), if has_room => match accepted {
                 Ok((stream, _peer)) => {
-                    let talk = talk(stream, service.clone(), Arc::clone(&app), closing.subscribe());
-                    connections.spawn(async move {
-                        talk.await;
-                        drop(permit);
-                    });
+                    connections.spawn(talk(stream, service.clone(), face.now(), closing.subscribe()));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
@@ -73,6 +75,7 @@ async fn talk(stream: TcpStream, service: Router, app: Arc<App>, mut closing: wa
         .timer(TokioTimer::new())
         // Also bounds how long a kept-alive connection may be idle.
         .header_read_timeout(app.server.header_timeout)
+        .max_buf_size(app.server.max_head)
         .serve_connection(
             Connection::new(stream, app.server.write_timeout),
             TowerToHyperService::new(service),

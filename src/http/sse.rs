@@ -1,5 +1,6 @@
 //! Streamed answers: one chunk for what each step committed, framed as server-sent events.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -9,20 +10,46 @@ use axum::response::{IntoResponse, Response};
 use futures::stream;
 use serde_json::{Value, json};
 
+use super::calls;
 use super::error::ApiError;
+use super::logprobs::{Logged, Reached};
 use super::reply::{Dialect, Head, broke_off, outcome, usage_json};
 use crate::engine::{Event, Events, Usage};
 
-/// A stream that answers with chunks of the events as they come.
-pub(super) fn respond(head: Head, events: Events, include_usage: bool, ping: Duration) -> Response {
-    let chunks = Chunks { head, events, include_usage, begun: false };
-    respond_with(chunks, ping)
+/// A stream that answers with chunks of the events as they come, one choice after the other.
+pub(super) async fn respond(
+    head: Head,
+    mut choices: VecDeque<Events>,
+    logged: Option<Logged>,
+    include_usage: bool,
+    ping: Duration,
+) -> Result<Response, ApiError> {
+    if let Some(first) = choices.front_mut() {
+        hold_back(first, ping).await?;
+    }
+    let choice = Choice::default();
+    let chunks = Chunks { head, choices, logged, include_usage, choice, usage: None };
+    Ok(respond_with(chunks, ping))
+}
+
+/// Waits with the status line until there is something to say, so that what fails before has a status of its own, and a
+/// router may still ask another server; but no longer than `patience`, since silence looks like a dead socket.
+pub(super) async fn hold_back(events: &mut Events, patience: Duration) -> Result<(), ApiError> {
+    match tokio::time::timeout(patience, events.begun()).await {
+        Ok(Some(reason)) => outcome(reason).map(drop),
+        Ok(None) | Err(_) => Ok(()),
+    }
 }
 
 /// What makes the frames of an event stream.
 pub(super) trait Frames: Send + 'static {
     /// The next frames, and whether they are the last. Must lose nothing when dropped while it waits.
     fn next(&mut self) -> impl Future<Output = (String, bool)> + Send;
+
+    /// What is sent while there is nothing to say: a comment.
+    fn ping(&self) -> String {
+        ": ping\n\n".to_owned()
+    }
 }
 
 /// An event stream; a comment is sent whenever nothing else was for as long as `ping`.
@@ -32,7 +59,7 @@ pub(super) fn respond_with(frames: impl Frames, ping: Duration) -> Response {
         // Dropping the body drops `frames`, and with it the job.
         let (frame, over) = match tokio::time::timeout(ping, frames.next()).await {
             Ok(next) => next,
-            Err(_silence) => (": ping\n\n".to_owned(), false),
+            Err(_silence) => (frames.ping(), false),
         };
         Some((Ok::<_, Infallible>(frame), (!over).then_some(frames)))
     });
@@ -47,31 +74,66 @@ pub(super) fn respond_with(frames: impl Frames, ping: Duration) -> Response {
 
 struct Chunks {
     head: Head,
-    events: Events,
+    /// Those whose end was not sent; the first of them is being sent.
+    choices: VecDeque<Events>,
+    logged: Option<Logged>,
     include_usage: bool,
-    /// Whether the first chunk, which names the role, was sent.
+    choice: Choice,
+    /// Of the choices that were sent.
+    usage: Option<Usage>,
+}
+
+/// What was sent of a choice.
+#[derive(Default)]
+struct Choice {
+    index: usize,
+    /// Whether its first chunk, which names the role or repeats the prompt, was sent.
     begun: bool,
+    /// Calls of tools that were sent.
+    called: usize,
+    /// How far its text is.
+    reached: Reached,
 }
 
 impl Frames for Chunks {
     async fn next(&mut self) -> (String, bool) {
         loop {
-            match self.events.recv().await {
+            let Some(events) = self.choices.front_mut() else {
+                return (self.close(), true);
+            };
+            match events.recv().await {
                 Some(Event::Prefill { .. } | Event::Draft { .. }) => {}
-                Some(Event::Commit { text, reasoning, .. }) if text.is_empty() && reasoning.is_empty() => {}
-                Some(Event::Commit { text, reasoning, .. }) => {
+                Some(Event::Commit { text, reasoning, calls, .. })
+                    if text.is_empty() && reasoning.is_empty() && calls.is_empty() => {}
+                Some(Event::Commit { text, reasoning, calls, logprobs, .. }) => {
                     let mut frames = self.begin();
-                    for (member, text) in [("reasoning_content", reasoning), ("content", text)] {
-                        if !text.is_empty() {
-                            frames.push_str(&self.delta(member, &text));
+                    if !reasoning.is_empty() {
+                        frames.push_str(&self.delta("reasoning_content", &reasoning, Value::Null));
+                    }
+                    if !text.is_empty() {
+                        let reached = self.choice.reached;
+                        let logprobs =
+                            self.logged.as_ref().map(|logged| logged.show(&logprobs, &text, reached));
+                        self.choice.reached.add(&text);
+                        frames.push_str(&self.delta("content", &text, logprobs.unwrap_or_default()));
+                    }
+                    for call in calls {
+                        let Choice { index, called, .. } = self.choice;
+                        for delta in calls::deltas(&self.head.id, index, called, &call) {
+                            frames.push_str(&self.chunk(delta, Value::Null, Value::Null));
                         }
+                        self.choice.called += 1;
                     }
                     return (frames, false);
                 }
                 Some(Event::Finish { reason, usage, .. }) => {
-                    return match outcome(reason) {
-                        Ok(reason) => (self.end(reason, usage), true),
-                        Err(error) => (failure(&error), true),
+                    let frames = match outcome(reason) {
+                        Ok(reason) => self.end(reason, usage),
+                        Err(error) => return (failure(&error), true),
+                    };
+                    return match self.choices.is_empty() {
+                        true => (frames + &self.close(), true),
+                        false => (frames, false),
                     };
                 }
                 None => return (failure(&broke_off()), true),
@@ -82,29 +144,44 @@ impl Frames for Chunks {
 
 impl Chunks {
     fn begin(&mut self) -> String {
-        if std::mem::replace(&mut self.begun, true) || self.head.dialect == Dialect::Text {
+        if std::mem::replace(&mut self.choice.begun, true) {
             return String::new();
         }
-        self.chunk(json!({ "role": "assistant", "content": "" }), Value::Null)
+        let first = match self.head.dialect {
+            Dialect::Chat => json!({ "role": "assistant", "content": "" }),
+            Dialect::Text if self.head.echo.is_empty() => return String::new(),
+            Dialect::Text => self.head.echo.as_str().into(),
+        };
+        self.chunk(first, Value::Null, Value::Null)
     }
 
-    fn delta(&self, member: &str, text: &str) -> String {
+    fn delta(&self, member: &str, text: &str, logprobs: Value) -> String {
         match self.head.dialect {
-            Dialect::Chat => self.chunk(json!({ member: text }), Value::Null),
-            Dialect::Text => self.chunk(text.into(), Value::Null),
+            Dialect::Chat => self.chunk(json!({ member: text }), logprobs, Value::Null),
+            Dialect::Text => self.chunk(text.into(), logprobs, Value::Null),
         }
     }
 
+    /// Ends the present choice and turns to the next.
     fn end(&mut self, reason: &str, usage: Usage) -> String {
         let mut frames = self.begin();
         let nothing = match self.head.dialect {
             Dialect::Chat => json!({}),
             Dialect::Text => "".into(),
         };
-        frames.push_str(&self.chunk(nothing, reason.into()));
+        frames.push_str(&self.chunk(nothing, Value::Null, reason.into()));
+        self.usage = Some(self.usage.map_or(usage, |all| all.with_choice(usage)));
+        self.choices.pop_front();
+        self.choice = Choice { index: self.choice.index + 1, ..Choice::default() };
+        frames
+    }
+
+    /// What comes behind the last choice.
+    fn close(&self) -> String {
+        let mut frames = String::new();
         if self.include_usage {
             let mut chunk = self.head.object(true, json!([]));
-            chunk["usage"] = usage_json(usage);
+            chunk["usage"] = usage_json(self.usage.unwrap_or_default());
             frames.push_str(&frame(&chunk));
         }
         frames.push_str("data: [DONE]\n\n");
@@ -112,14 +189,14 @@ impl Chunks {
     }
 
     /// `content` is a chat delta or a piece of text.
-    fn chunk(&self, content: Value, finish_reason: Value) -> String {
+    fn chunk(&self, content: Value, logprobs: Value, finish_reason: Value) -> String {
         let member = match self.head.dialect {
             Dialect::Chat => "delta",
             Dialect::Text => "text",
         };
-        let mut choice = json!({ "index": 0 });
+        let mut choice = json!({ "index": self.choice.index });
         choice[member] = content;
-        choice["logprobs"] = Value::Null;
+        choice["logprobs"] = logprobs;
         choice["finish_reason"] = finish_reason;
         let mut chunk = self.head.object(true, json!([choice]));
         if self.include_usage {

@@ -120,7 +120,7 @@ pub(super) async fn detokenize(
 }
 
 /// The text of `ids` with the names of control tokens in it, which tokenizing finds again.
-fn named(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+pub(super) fn named(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     let mut bytes = Vec::new();
     // A space that the tokenizer puts before text, at its start and behind special tokens, is no part of the text.
     let mut spaced = tokenizer.strips_leading_space();

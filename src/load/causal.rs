@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::planned::facts;
 use super::startup::{self, Choice, ModelFacts, Shape};
-use super::{Opened, cache_dir, check_vocabulary, text};
+use super::{cache_dir, check_vocabulary, text};
 use crate::checkpoint::gguf::Gguf;
 use crate::checkpoint::quant::GgmlType;
 use crate::config::Config;
@@ -14,6 +14,7 @@ use crate::decode::{BackendError, BlockSize, CausalBackend};
 use crate::device::{Device, DeviceInfo};
 use crate::engine::{Loaded, ModelKind};
 use crate::model::{Causal, CausalConfig, LoadOptions};
+use crate::ops::Products;
 
 /// Loads the model of `gguf`.
 ///
@@ -21,22 +22,29 @@ use crate::model::{Causal, CausalConfig, LoadOptions};
 /// A checkpoint that is broken or not supported, no fitting device, too little memory.
 pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, BackendError> {
     let trained = CausalConfig::read(gguf)?;
-    let Opened { device, tokenizer, template } = load.open(|| text::of_gguf(load.config, gguf))?;
-    check_vocabulary(gguf.path(), tokenizer.vocab_size(), trained.vocabulary, "token_embd.weight")?;
-    let choice = choose(gguf, load.config, &device)?;
+    let opened = load.open(|| text::of_gguf(load.config, gguf))?;
+    check_vocabulary(gguf.path(), opened.tokenizer.vocab_size(), trained.vocabulary, "token_embd.weight")?;
+    let choice = choose(gguf, load.config, &opened.device, 0)?;
     load.chosen(&choice);
     let options = options(load.config, choice.shape);
     let mut model =
-        Causal::load(device.clone(), Arc::clone(gguf), &options, &mut |share| load.preparing(share))?;
-    model.limit_choices(tokenizer.vocab_size());
+        Causal::load(opened.device.clone(), Arc::clone(gguf), &options, &mut |share| load.preparing(share))?;
+    model.limit_choices(opened.tokenizer.vocab_size());
+    if model.joining_failed() {
+        load.board.warn(
+            "passes as one launch failed their self-test and stay many launches (see the log): slower"
+                .to_owned(),
+        );
+    }
     let blocks = load.config.decode;
     let costs = match blocks.size {
         BlockSize::Auto => costs(load, gguf, &mut model)?,
         BlockSize::Fixed(_) => Costs::default(),
     };
-    let backend = CausalBackend::new(model, blocks).with_vocabulary(tokenizer.vocab_size()).with_costs(costs);
+    let backend =
+        CausalBackend::new(model, blocks).with_vocabulary(opened.tokenizer.vocab_size()).with_costs(costs);
     Ok(load.loaded(
-        Opened { device, tokenizer, template },
+        opened,
         Box::new(backend),
         super::Facts {
             architecture: trained.family.architecture,
@@ -45,19 +53,25 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
             choices: String::new(),
             context: options.context,
             kind: ModelKind::Causal,
+            products: Products::Vector,
         },
     ))
 }
 
-/// What is chosen for the model of `gguf` on `device`.
+/// What is chosen for the model of `gguf` on `device` when `freed` more bytes of memory are free.
 ///
 /// # Errors
 /// A file that is broken or not supported, too little memory.
-pub(super) fn choose(gguf: &Gguf, config: &Config, device: &Device) -> Result<Choice, BackendError> {
+pub(super) fn choose(
+    gguf: &Gguf,
+    config: &Config,
+    device: &Device,
+    freed: u64,
+) -> Result<Choice, BackendError> {
     let trained = CausalConfig::read(gguf)?.context;
     let measured = Measured::kept(&config.device.cache_dir, &cost_key(config, gguf, device.info()));
     let costs = measured.as_ref().map(Costs::from);
-    let facts = facts(config, device, ModelFacts { trained, canvas: None, costs });
+    let facts = facts(config, device, ModelFacts { trained, canvas: None, costs }, freed);
     startup::choose(&facts, |shape| Ok(Causal::plan(gguf, &options(config, shape))?))
 }
 
@@ -71,7 +85,13 @@ fn options(config: &Config, shape: Shape) -> LoadOptions {
         },
         cache: config.device.kv_cache,
         cache_dir: cache_dir(&config.device),
+        join: joins(config),
     }
+}
+
+/// Whether narrow passes may be one launch: not where each kernel is to be timed.
+fn joins(config: &Config) -> bool {
+    config.device.join_launches && !config.device.profiling
 }
 
 /// What passes of the model cost at each width, from the cache folder or by timing some.
@@ -84,13 +104,14 @@ fn costs(load: &super::Load<'_>, gguf: &Gguf, model: &mut Causal) -> Result<Cost
 /// What the cost of passes depends on.
 fn cost_key(config: &Config, gguf: &Gguf, info: &DeviceInfo) -> String {
     format!(
-        "{} {} {} {}, {} of {} compute units, axe {}",
+        "{} {} {} {}, {} of {} compute units, {}, axe {}",
         gguf.identity(),
         config.device.kv_cache,
         info.name,
         info.driver_version,
         config.device.threads.map_or("all".to_owned(), |threads| threads.to_string()),
         info.compute_units,
+        if joins(config) { "joined" } else { "launches" },
         env!("CARGO_PKG_VERSION"),
     )
 }

@@ -30,9 +30,9 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
     // What ends a reply is what may not begin it.
     generation.eos = opened.tokenizer.eos_ids().to_vec();
     if let Some(warning) = bar_what_fits(&mut generation.eos) {
-        load.board.warn(warning);
+        load.warn(warning);
     }
-    let choice = choose(checkpoint, load.config, &opened.device)?;
+    let choice = choose(checkpoint, load.config, &opened.device, 0)?;
     load.chosen(&choice);
     let vocabulary = Some(opened.tokenizer.vocab_size());
     let options = DiffusionOptions { vocabulary, ..options(load.config, choice.shape) };
@@ -41,9 +41,10 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
     })?;
     let quantisation = model.formats();
     let bars = load.config.denoising.bar_immediate_end;
-    let choices = format!("{quantisation} {:?} {bars}", model.products());
+    let products = model.products();
+    let choices = format!("{quantisation} {products:?} {bars}");
     if load.config.device.matrix_unit && model.fell_back() {
-        load.board.warn(
+        load.warn(
             "the processor's matrix unit failed its self-test and is left alone (see the log): slower"
                 .to_owned(),
         );
@@ -60,11 +61,12 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
         choices,
         context: options.context,
         kind,
+        products,
     };
     Ok(load.loaded(opened, Box::new(backend), facts))
 }
 
-/// What is chosen for the model of `checkpoint` on `device`.
+/// What is chosen for the model of `checkpoint` on `device` when `freed` more bytes of memory are free.
 ///
 /// # Errors
 /// A checkpoint that is broken or not supported, too little memory.
@@ -72,10 +74,11 @@ pub(super) fn choose(
     checkpoint: &DiffusionCheckpoint,
     config: &Config,
     device: &Device,
+    freed: u64,
 ) -> Result<Choice, BackendError> {
     let trained = checkpoint.config()?;
     let model = ModelFacts { trained: trained.context, canvas: Some(trained.canvas), costs: None };
-    startup::choose(&facts(config, device, model), |shape| {
+    startup::choose(&facts(config, device, model, freed), |shape| {
         Ok(DiffusionGemma::plan(checkpoint, &options(config, shape), shape.products)?)
     })
 }

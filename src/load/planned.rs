@@ -36,10 +36,14 @@ pub struct Plan {
 /// # Errors
 /// A checkpoint that is broken or not supported; too little memory, with what would fit.
 pub fn plan(config: &Config, path: &Path, device: &Device) -> Result<Plan, BackendError> {
+    plan_with(config, path, device, 0)
+}
+
+fn plan_with(config: &Config, path: &Path, device: &Device, freed: u64) -> Result<Plan, BackendError> {
     match Checkpoint::open(path)? {
         Checkpoint::Causal(gguf) => {
             let model = CausalConfig::read(&gguf)?;
-            let mut choice = causal::choose(&gguf, config, device)?;
+            let mut choice = causal::choose(&gguf, config, device, freed)?;
             warn_of_text(&mut choice, text::of_gguf(config, &gguf));
             let dense =
                 model.layers.iter().all(|layer| matches!(layer.feed_forward, FeedForward::Dense { .. }));
@@ -49,13 +53,13 @@ pub fn plan(config: &Config, path: &Path, device: &Device) -> Result<Plan, Backe
                 quantisation: causal::quantisation(&gguf).to_owned(),
                 trained: model.context,
                 weights_read: dense.then_some(choice.memory.weights as u64),
-                device: device_facts(config, device),
+                device: device_facts(config, device, freed),
                 choice,
             })
         }
         Checkpoint::Diffusion(checkpoint) => {
             let model = checkpoint.config()?;
-            let mut choice = diffusion::choose(&checkpoint, config, device)?;
+            let mut choice = diffusion::choose(&checkpoint, config, device, freed)?;
             let generation = checkpoint.generation_config()?;
             warn_of_text(&mut choice, text::of_diffusion(config, &checkpoint, &generation.eos));
             let max_steps = generation.max_denoising_steps;
@@ -67,7 +71,7 @@ pub fn plan(config: &Config, path: &Path, device: &Device) -> Result<Plan, Backe
                 trained: model.context,
                 choice,
                 weights_read: None,
-                device: device_facts(config, device),
+                device: device_facts(config, device, freed),
             })
         }
     }
@@ -81,10 +85,27 @@ fn warn_of_text(choice: &mut Choice, text: Result<text::TextSide, BackendError>)
     }
 }
 
-/// The facts of a choice.
-pub(super) fn facts(config: &Config, device: &Device, model: ModelFacts) -> Facts {
+/// Whether the model of `path` has room on `device` beside one that takes `held` bytes, with the choices that would be
+/// made for it alone.
+///
+/// # Errors
+/// As for [`plan`].
+pub(super) fn fits_beside(
+    config: &Config,
+    path: &Path,
+    device: &Device,
+    held: u64,
+) -> Result<bool, BackendError> {
+    let memory = plan_with(config, path, device, held)?.choice.memory;
+    let needed = (memory.weights + memory.kv_cache + memory.scratch) as u64;
+    let facts = device_facts(config, device, 0);
+    Ok(needed.saturating_add(held) <= facts.budget && facts.available.is_none_or(|free| needed <= free))
+}
+
+/// The facts of a choice; `freed` are bytes that will be free when it counts.
+pub(super) fn facts(config: &Config, device: &Device, model: ModelFacts, freed: u64) -> Facts {
     Facts {
-        device: device_facts(config, device),
+        device: device_facts(config, device, freed),
         model,
         wanted: Wanted {
             context: config.model.context_length,
@@ -95,9 +116,9 @@ pub(super) fn facts(config: &Config, device: &Device, model: ModelFacts) -> Fact
     }
 }
 
-fn device_facts(config: &Config, device: &Device) -> DeviceFacts {
+fn device_facts(config: &Config, device: &Device, freed: u64) -> DeviceFacts {
     let info = device.info();
-    let free = || Sampler::new().sample().host.memory_available_bytes;
+    let free = || Some(Sampler::new().sample().host.memory_available_bytes?.saturating_add(freed));
     DeviceFacts {
         kind: info.kind,
         unified: info.unified_memory,

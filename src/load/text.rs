@@ -6,7 +6,7 @@ use crate::checkpoint::directory::HfDirectory;
 use crate::checkpoint::gguf::Gguf;
 use crate::checkpoint::kind::Kind;
 use crate::checkpoint::safetensors::read_bytes;
-use crate::config::Config;
+use crate::config::{Config, ToolCalls};
 use crate::decode::BackendError;
 use crate::model::diffusion_gemma::DiffusionCheckpoint;
 use crate::text::{ChatTemplate, Tokenizer};
@@ -68,7 +68,14 @@ fn with_template(
         None => (own, own_file),
     };
     let template = source.map(|source| ChatTemplate::new(&source, &tokenizer)).transpose();
-    let template = template.map_err(|error| error.in_file(file))?;
+    let mut template = template.map_err(|error| error.in_file(file))?;
+    if let Some(template) = &mut template {
+        match config.model.tool_calls {
+            ToolCalls::Auto => {}
+            ToolCalls::Off => template.set_calls(None),
+            ToolCalls::As(syntax) => template.set_calls(Some(syntax)),
+        }
+    }
     // Only now: the template's marks know the channel's tokens.
     if !config.model.thoughts_apart {
         tokenizer.forget_channel();

@@ -1,7 +1,7 @@
 //! The vocabulary of a GGUF file, as the tokenizer wants it.
 
 use crate::checkpoint::gguf::{Gguf, GgufError};
-use crate::text::{Strings, TokenKind, Vocabulary};
+use crate::text::{Fim, Strings, TokenKind, Vocabulary};
 
 /// Average bytes of a token or merge, to reserve about the right room.
 const TYPICAL_BYTES: usize = 10;
@@ -14,6 +14,14 @@ const TYPICAL_BYTES: usize = 10;
 pub fn vocabulary(gguf: &Gguf) -> Result<Vocabulary, GgufError> {
     let metadata = gguf.metadata();
     let id = |name: &str| metadata.u32(&format!("tokenizer.ggml.{name}_token_id"));
+
+    // Older files have the second name.
+    let around = |name: &str, older: &str| Ok::<_, GgufError>(id(name)?.or(id(older)?));
+    let fim = match (around("fim_pre", "prefix")?, around("fim_suf", "suffix")?, around("fim_mid", "middle")?)
+    {
+        (Some(prefix), Some(suffix), Some(middle)) => Some(Fim { prefix, suffix, middle }),
+        _ => None,
+    };
 
     let list = metadata.require_array_str("tokenizer.ggml.tokens")?;
     let mut tokens = Strings::with_capacity(list.len(), list.len() * TYPICAL_BYTES);
@@ -49,6 +57,7 @@ pub fn vocabulary(gguf: &Gguf) -> Result<Vocabulary, GgufError> {
         unk: id("unknown")?,
         pad: id("padding")?,
         ends: id("eot")?.into_iter().chain(id("eom")?).collect(),
+        fim,
         ends_are_all: false,
         add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,
         add_eos: metadata.bool("tokenizer.ggml.add_eos_token")?,

@@ -1,6 +1,7 @@
 //! A forward pass over a fixed number of rows, prepared once: every launch with its arguments.
 
-use crate::device::{Arg, Device, DeviceError, Launch};
+use crate::device::{Arg, Device, Launch};
+use crate::ops::{Joined, Joiner, OpsError, Positioned};
 
 /// The launches of a pass in order.
 #[derive(Default)]
@@ -8,6 +9,10 @@ pub struct Pass {
     launches: Vec<Launch>,
     /// Launches that need the position of the first row, and the index of that argument.
     positioned: Vec<(usize, usize)>,
+    /// How many launches there are at the end of each layer.
+    layer_ends: Vec<usize>,
+    /// All of them as one.
+    joined: Option<Joined>,
 }
 
 impl Pass {
@@ -22,19 +27,65 @@ impl Pass {
         self.launches.push(launch);
     }
 
+    /// All launches of a layer have been added.
+    pub fn end_layer(&mut self) {
+        self.layer_ends.push(self.launches.len());
+    }
+
+    /// How many launches there are at the end of each layer.
+    pub fn layer_ends(&self) -> &[usize] {
+        &self.layer_ends
+    }
+
+    /// Leaves the first `count` launches.
+    pub fn truncate(&mut self, count: usize) {
+        self.launches.truncate(count);
+        self.positioned.retain(|&(launch, _)| launch < count);
+    }
+
+    /// The launches, for a [`Joiner`].
+    pub fn positioned(&self) -> impl Iterator<Item = Positioned<'_>> + Clone {
+        let mut positioned = self.positioned.iter().peekable();
+        self.launches.iter().enumerate().map(move |(at, launch)| {
+            (launch, positioned.next_if(|(positioned, _)| *positioned == at).map(|&(_, index)| index))
+        })
+    }
+
+    /// Makes one launch of all, if the joiner knows them all.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn join(&mut self, device: &Device, joiner: &Joiner) -> Result<(), OpsError> {
+        self.joined = joiner.join(device, self.positioned())?;
+        Ok(())
+    }
+
     /// Enqueues all of it for rows from position `start` on.
     ///
     /// # Errors
     /// What the device says; the pass is then incomplete.
-    pub fn run(&mut self, device: &Device, start: i32) -> Result<(), DeviceError> {
+    pub fn run(&mut self, device: &Device, start: i32) -> Result<(), OpsError> {
+        if let Some(joined) = &mut self.joined {
+            return joined.run(device, start);
+        }
         for &(launch, index) in &self.positioned {
             self.launches[launch].set(index, Arg::I32(start))?;
+            self.launches[launch].behind(u64::try_from(start).unwrap_or(0));
         }
-        self.launches.iter().try_for_each(|launch| device.enqueue(launch))
+        Ok(self.launches.iter().try_for_each(|launch| device.enqueue(launch))?)
+    }
+
+    /// Enqueues what the pass costs beside its kernels' work, where it is one launch: see [`Joined::run_hollow`]. False
+    /// where it is not.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn run_hollow(&mut self, device: &Device) -> Result<bool, OpsError> {
+        self.joined.as_mut().map_or(Ok(false), |joined| joined.run_hollow(device).map(|()| true))
     }
 
     /// How many launches it has.
     pub fn len(&self) -> usize {
-        self.launches.len()
+        if self.joined.is_some() { 1 } else { self.launches.len() }
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::check::{check, holds_floats, int};
 use super::kernels::{Kernels, OpsError};
 use super::round_up;
-use crate::device::{Arg, Buffer, Device, DeviceError, Launch, Purpose};
+use crate::device::{Arg, Buffer, Device, DeviceError, Launch, Purpose, Work};
 
 /// Positions per step of the kernel's running softmax; the cache is padded to whole steps.
 const TILE: usize = 64;
@@ -397,6 +397,16 @@ impl Kernels {
         let group = attention.q_heads / cache.heads;
         let (heads, rows_each) = self.looks(cache.heads, group, rows);
         let window = attention.window.unwrap_or(cache.capacity).min(cache.capacity);
+        // A position's key and value, which all rows share, and what each query head does with them.
+        let bytes = (cache.heads * (cache.head_size + cache.value_size) * cache.kind.bytes()) as u64;
+        let operations = 2 * (rows * attention.q_heads * (cache.head_size + cache.value_size)) as u64;
+        let work = Work {
+            bytes: rows as u64 * bytes,
+            operations: rows as u64 * operations,
+            bytes_a_position: bytes,
+            operations_a_position: operations,
+            most_positions: window as u64,
+        };
         Ok(Launch::with_args(
             &self.attention_kernel(device, cache, OP)?,
             &[
@@ -419,7 +429,8 @@ impl Kernels {
             ],
             &[cache.heads * group.div_ceil(heads), rows.div_ceil(rows_each)],
             Some(&[1, 1]),
-        )?)
+        )?
+        .doing(work))
     }
 }
 

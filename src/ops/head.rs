@@ -311,7 +311,8 @@ impl Kernels {
             ],
             &[rows.div_ceil(ROW_BLOCK), SLICES],
             Some(&[1, 1]),
-        )?;
+        )?
+        .doing(table.work(if state.has_soft { 2 * rows } else { rows }));
         let merge = Launch::with_args(
             &self.head_kernel(device, table.format, "merge_head")?,
             &[
@@ -416,7 +417,8 @@ impl Kernels {
             ],
             &[stride / 32, rows.div_ceil(MEAN_ROWS)],
             Some(&[1, 1]),
-        )?;
+        )?
+        .doing(table.work(rows));
         Ok(vec![softmax, mean])
     }
 }

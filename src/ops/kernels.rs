@@ -30,6 +30,7 @@ const EXPERTS: &str = include_str!("../../cl/experts.cl");
 const LATENT: &str = include_str!("../../cl/latent.cl");
 const ATTENTION: &str = include_str!("../../cl/attention.cl");
 const STREAM: &str = include_str!("../../cl/stream.cl");
+pub(super) const PHASES: &str = include_str!("../../cl/phases.cl");
 
 /// Division and square root are rounded correctly, so that a row's norm has one value whatever the compiler makes
 /// of its surroundings.
@@ -98,6 +99,8 @@ impl Products {
 pub struct Kernels {
     products: Products,
     built: RefCell<HashMap<(&'static str, usize), Program>>,
+    /// What programs are made of behind `common.h`, by label.
+    sources: RefCell<HashMap<String, String>>,
     rows_at_once: usize,
     /// Defined where the compiler is known to have the host's prefetch instruction.
     prefetch: &'static str,
@@ -134,6 +137,7 @@ impl Kernels {
         Ok(Self {
             products,
             built: RefCell::default(),
+            sources: RefCell::default(),
             prefetch: if info.kind == DeviceKind::Cpu && (info.is_pocl() || info.is_intel()) {
                 "#define HOST_PREFETCH\n"
             } else {
@@ -187,7 +191,7 @@ impl Kernels {
         let (number, rows, [pack, pair]) = (format as usize, self.rows_at_once, self.pair());
         let (prefetch, permute) = (self.prefetch, self.permute);
         format!(
-            "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{permute}{COMMON}{WEIGHTS}{PRODUCTS}{pack}{pair}"
+            "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{permute}{WEIGHTS}{PRODUCTS}{pack}{pair}"
         )
     }
 
@@ -214,7 +218,7 @@ impl Kernels {
     pub(super) fn choice_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
         let (top, slices) = (super::choice::TOP, super::choice::SLICES);
         self.kernel(device, ("choice", 0), name, || {
-            let source = format!("#define TOP {top}\n#define CHOICE_SLICES {slices}\n{COMMON}{CHOICE}");
+            let source = format!("#define TOP {top}\n#define CHOICE_SLICES {slices}\n{CHOICE}");
             ("choice.cl".to_owned(), source)
         })
     }
@@ -228,18 +232,18 @@ impl Kernels {
     }
 
     pub(super) fn peak_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
-        self.kernel(device, ("peak", 0), name, || ("peak.cl".to_owned(), format!("{COMMON}{PEAK}")))
+        self.kernel(device, ("peak", 0), name, || ("peak.cl".to_owned(), PEAK.to_owned()))
     }
 
     pub(super) fn rows_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
         self.kernel(device, ("rows", 0), name, || {
-            ("rows.cl".to_owned(), format!("{COMMON}{PREPARE}{}{ROWS}", self.pair()[0]))
+            ("rows.cl".to_owned(), format!("{PREPARE}{}{ROWS}", self.pair()[0]))
         })
     }
 
     pub(super) fn stream_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
         self.kernel(device, ("stream", 0), name, || {
-            ("stream.cl".to_owned(), format!("{COMMON}{PREPARE}{FINISH}{STREAM}"))
+            ("stream.cl".to_owned(), format!("{PREPARE}{FINISH}{STREAM}"))
         })
     }
 
@@ -250,7 +254,7 @@ impl Kernels {
 
     pub(super) fn moe_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
         self.kernel(device, ("moe", 0), name, || {
-            ("moe.cl".to_owned(), format!("{COMMON}{PREPARE}{}{MOE}", self.pair()[0]))
+            ("moe.cl".to_owned(), format!("{PREPARE}{}{MOE}", self.pair()[0]))
         })
     }
 
@@ -294,9 +298,20 @@ impl Kernels {
             let transpose = if cache.values_in_keys() { TRANSPOSE } else { "" };
             (
                 format!("attention.cl (head size {key}:{value}, cache {})", cache.kind),
-                format!("#define HEAD {key}\n#define VALUE {value}\n{define}{COMMON}{transpose}{ATTENTION}"),
+                format!("#define HEAD {key}\n#define VALUE {value}\n{define}{transpose}{ATTENTION}"),
             )
         })
+    }
+
+    /// What a program that was built is made of, behind `common.h`.
+    pub(super) fn source(&self, label: &str) -> Option<String> {
+        self.sources.borrow().get(label).cloned()
+    }
+
+    /// A program of functions, which are kernels elsewhere, and of what calls them.
+    pub(super) fn phases_program(&self, device: &Device, source: &str) -> Result<Program, OpsError> {
+        let source = format!("#define PHASES\n{COMMON}{source}");
+        Ok(device.program("phases.cl", &source, &OPTIONS.replace("CL1.2", "CL3.0"))?)
     }
 
     fn kernel(
@@ -311,7 +326,8 @@ impl Kernels {
             Some(program) => program,
             None => {
                 let (label, source) = source();
-                let program = device.program(&label, &source, OPTIONS)?;
+                let program = device.program(&label, &format!("{COMMON}{source}"), OPTIONS)?;
+                self.sources.borrow_mut().insert(label, source);
                 self.built.borrow_mut().insert(key, program.clone());
                 program
             }

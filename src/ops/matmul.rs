@@ -4,7 +4,29 @@
 use super::check::{check, holds_floats, int};
 use super::kernels::{Kernels, OpsError};
 use super::{Format, ROW_BLOCK, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
-use crate::device::{Arg, Buffer, Device, Launch};
+use crate::device::{Arg, Buffer, Device, Launch, Work};
+
+/// The kernel for a few rows.
+pub(super) const NARROW: &str = "narrow";
+/// Indices of its arguments that say how many rows there are, groups of columns, pairs of tiles, and of those that a
+/// work-item makes.
+const NARROW_ROWS: usize = 14;
+const NARROW_GROUPS: usize = 16;
+const NARROW_PAIRS: usize = 17;
+const NARROW_EACH: usize = 18;
+/// Products that a work-item makes at most, unless a pair has more, where it may find its rows prepared: some 20
+/// microseconds.
+const MOST_PRODUCTS: u64 = 1 << 19;
+
+/// Cuts a launch of [`NARROW`] with these arguments into more work-items where they are long. Gives their number.
+pub(super) fn cut(args: &mut [u64]) -> usize {
+    let (pairs, each) = (args[NARROW_PAIRS], args[NARROW_EACH]);
+    let products = 32 * 32 * args[NARROW_GROUPS] * args[NARROW_ROWS];
+    // Whole pairs of pairs, which go well together.
+    let most = (MOST_PRODUCTS / products.max(1)).max(2) & !1;
+    args[NARROW_EACH] = each.min(most).max(1);
+    pairs.div_ceil(args[NARROW_EACH]) as usize
+}
 
 /// Most rows of `narrow`; `FEW_ROWS` in `cl/include/common.h`.
 const FEW_ROWS: usize = 8;
@@ -34,6 +56,15 @@ impl Matrix {
     /// Bytes a pass reads: all tiles.
     pub fn bytes(&self) -> usize {
         self.format.matrix_bytes(self.rows, self.columns)
+    }
+
+    /// What `rows` rows take: all tiles once, and a multiplication and an addition for each number and row.
+    pub(super) fn work(&self, rows: usize) -> Work {
+        Work {
+            bytes: self.bytes() as u64,
+            operations: 2 * (rows * self.rows * self.columns) as u64,
+            ..Work::default()
+        }
     }
 }
 
@@ -156,7 +187,7 @@ impl Kernels {
         finish: Finish<'_>,
         output: &Output<'_>,
     ) -> Result<Launch, OpsError> {
-        const OP: &str = "narrow";
+        const OP: &str = NARROW;
         self.check(OP, matrix, input, &finish, output, rows)?;
         let most = self.narrow_rows(matrix);
         check(OP, rows <= most, || format!("{rows} rows, at most {most} of {} columns", matrix.columns))?;
@@ -194,7 +225,8 @@ impl Kernels {
             ],
             &[pairs.div_ceil(pairs_each)],
             Some(&[1]),
-        )?)
+        )?
+        .doing(matrix.work(rows)))
     }
 
     /// Prepares `rows` rows and packs them for [`matmul`](Self::matmul). `packed` and `sums` have
@@ -275,7 +307,8 @@ impl Kernels {
             ],
             &[matrix.pairs(), rows.div_ceil(ROW_BLOCK)],
             Some(&[1, 1]),
-        )?)
+        )?
+        .doing(matrix.work(rows)))
     }
 
     fn check(

@@ -13,6 +13,7 @@ mod latent;
 mod matmul;
 mod moe;
 mod peak;
+mod phases;
 mod rows;
 mod self_test;
 mod stream;
@@ -37,6 +38,7 @@ pub use moe::{
     combine_reference, expert_reference, route_reference, router_reference,
 };
 pub use peak::{Peak, seconds};
+pub use phases::{Joined, Joiner, Positioned};
 pub use self_test::{
     Heads, LatentHeads, self_test, self_test_choice, self_test_head, self_test_latent, self_test_moe,
     self_test_products, self_test_router, self_test_stream,

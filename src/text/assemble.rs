@@ -19,6 +19,10 @@ pub struct Assembler {
     /// The next space is the one the tokenizer puts before text.
     strip_space: bool,
     stopped: Option<usize>,
+    /// Bytes of all text so far, what is held back included.
+    assembled: usize,
+    /// Bytes that were taken.
+    taken: usize,
 }
 
 impl Assembler {
@@ -26,12 +30,23 @@ impl Assembler {
     /// beginning is left out ([`Tokenizer::strips_leading_space`](super::Tokenizer::strips_leading_space)).
     pub fn new<S: AsRef<str>>(stops: impl IntoIterator<Item = S>, strip_space: bool) -> Self {
         let stops = stops.into_iter().map(|stop| StopString::new(stop.as_ref())).collect();
-        Self { stops, partial: Vec::with_capacity(4), held: String::new(), strip_space, stopped: None }
+        Self {
+            stops,
+            partial: Vec::with_capacity(4),
+            held: String::new(),
+            strip_space,
+            stopped: None,
+            assembled: 0,
+            taken: 0,
+        }
     }
 
     /// Takes the bytes of the next token and appends the text they release to `out`. Returns which stop string
     /// (index into `stops`) has ended the reply; everything after it is ignored.
     pub fn push(&mut self, piece: &[u8], out: &mut String) -> Option<usize> {
+        if self.stopped.is_none() {
+            self.taken += piece.len();
+        }
         if self.partial.is_empty() {
             self.take(piece, out);
         } else {
@@ -52,6 +67,12 @@ impl Assembler {
     /// Which stop string has ended the reply.
     pub fn stopped(&self) -> Option<usize> {
         self.stopped
+    }
+
+    /// Bytes so far, of what is held back, was cut off or is not a whole character yet included, and bytes of all pieces
+    /// that they were made of.
+    pub fn place(&self) -> (usize, usize) {
+        (self.assembled + self.partial.len(), self.taken)
     }
 
     /// Splits bytes into text, what can never be text, and an incomplete character at the end.
@@ -81,6 +102,7 @@ impl Assembler {
         if std::mem::take(&mut self.strip_space) {
             text = text.strip_prefix(' ').unwrap_or(text);
         }
+        self.assembled += text.len();
         if self.stops.is_empty() {
             out.push_str(text);
             return;
@@ -212,6 +234,17 @@ mod tests {
         assert_eq!(out, "a STO");
         assembler.flush(&mut out);
         assert_eq!(out, "a STOT");
+    }
+
+    #[test]
+    fn a_place_tells_what_a_piece_has_added() {
+        let (mut assembler, mut out) = (Assembler::new(["STOP"], false), String::new());
+        let places = [&b""[..], b"a ST", b"\xf0\x9f", b"\x91\x8d", b"", b"STOP", b"x"].map(|piece| {
+            assembler.push(piece, &mut out);
+            assembler.place()
+        });
+        assert_eq!(places, [(0, 0), (4, 4), (6, 6), (8, 8), (8, 8), (12, 12), (12, 12)]);
+        assert_eq!(out, "a ST👍");
     }
 
     #[test]

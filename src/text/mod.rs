@@ -7,6 +7,7 @@
 
 mod assemble;
 mod bpe;
+pub mod calls;
 mod error;
 mod gemma;
 mod index;
@@ -29,4 +30,4 @@ pub use error::TextError;
 pub use reply::{Channel, ChannelForm, Parts, ReplyText};
 pub use template::{ChatInput, ChatTemplate, Rendered};
 pub use tokenizer::{Specials, Tokenizer};
-pub use vocabulary::{Strings, TokenKind, Vocabulary};
+pub use vocabulary::{Fim, Strings, TokenKind, Vocabulary};

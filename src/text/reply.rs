@@ -6,6 +6,8 @@
 //! tokens are cut into runs.
 
 use super::Assembler;
+use super::Tokenizer;
+use super::calls::{Call, Calling, Reader, Segment};
 
 /// The first line inside a named channel: the channel's name, which is not part of the thoughts.
 const NAME: &[u8] = b"thought\n";
@@ -38,12 +40,14 @@ pub struct Parts {
     pub content: String,
     /// What stood in the thinking channel.
     pub reasoning: String,
+    /// Calls of tools.
+    pub calls: Vec<Call>,
 }
 
 impl Parts {
-    /// Whether there is no text at all.
+    /// Whether there is nothing at all.
     pub fn is_empty(&self) -> bool {
-        self.content.is_empty() && self.reasoning.is_empty()
+        self.content.is_empty() && self.reasoning.is_empty() && self.calls.is_empty()
     }
 }
 
@@ -65,6 +69,9 @@ pub struct ReplyText {
     content: Assembler,
     reasoning: Assembler,
     reasoning_tokens: usize,
+    /// Takes calls out of the content.
+    calls: Option<Reader>,
+    segments: Vec<Segment>,
     /// Line breaks that come next are layout.
     leading: bool,
     /// Line breaks of thoughts that are layout if nothing follows them.
@@ -80,9 +87,18 @@ impl ReplyText {
             content: Assembler::new(stops, false),
             reasoning: Assembler::new([""; 0], false),
             reasoning_tokens: 0,
+            calls: None,
+            segments: Vec::new(),
             leading: false,
             breaks: 0,
         }
+    }
+
+    /// With calls of tools taken out, as `calling` says if it does. They hold stop strings without ending the reply.
+    #[must_use]
+    pub fn calling(mut self, calling: Option<&Calling>, tokenizer: &Tokenizer) -> Self {
+        self.calls = calling.map(|calling| Reader::new(calling, tokenizer));
+        self
     }
 
     /// The reply to `prompt`, which may have opened the channel and left it open. `ends` are the tokens that end
@@ -104,10 +120,20 @@ impl ReplyText {
         self
     }
 
+    /// What the prompt holds of the reply itself: the beginning of a call.
+    #[must_use]
+    pub fn begun<'p>(mut self, tokens: &[u32], piece: impl Fn(u32) -> &'p [u8]) -> Self {
+        let mut lost = Parts::default();
+        for &token in tokens {
+            self.push(token, piece(token), &mut lost);
+        }
+        self
+    }
+
     /// Takes the next token, which prints `piece`, and appends the text it releases to `out`. True once a stop string
     /// has ended the reply; everything after it is ignored.
     pub fn push(&mut self, token: u32, piece: &[u8], out: &mut Parts) -> bool {
-        if self.content.stopped().is_some() {
+        if self.content.stopped().is_some() || self.calls.as_ref().is_some_and(Reader::is_over) {
             return true;
         }
         if let Some(channel) = self.channel {
@@ -122,13 +148,20 @@ impl ReplyText {
                 self.leading = channel.form == ChannelForm::Plain;
                 self.breaks = 0;
                 self.reasoning_tokens += 1;
-                return false;
+                if let Some(calls) = &mut self.calls {
+                    calls.interrupt(&mut self.segments);
+                }
+                return self.say(out);
             }
         }
         match self.place {
             Place::Content => {
                 let piece = self.without_leading(piece);
-                return self.content.push(piece, &mut out.content).is_some();
+                let Some(calls) = &mut self.calls else {
+                    return self.content.push(piece, &mut out.content).is_some();
+                };
+                calls.push(token, piece, &mut self.segments);
+                return self.say(out);
             }
             Place::Name(seen) => self.name(seen, piece, out),
             Place::Thoughts => self.think(piece, out),
@@ -140,12 +173,50 @@ impl ReplyText {
     /// Ends the reply: appends what was held back to `out` and drops what is not complete.
     pub fn flush(&mut self, out: &mut Parts) {
         self.reasoning.flush(&mut out.reasoning);
+        if let Some(calls) = &mut self.calls {
+            calls.finish(&mut self.segments);
+        }
+        self.say(out);
         self.content.flush(&mut out.content);
+    }
+
+    /// Bytes of content so far, of what is held back, was cut off or is not a whole character yet included, and bytes that
+    /// they were made of. What may become a call of a tool is not counted yet.
+    pub fn content_place(&self) -> (usize, usize) {
+        self.content.place()
     }
 
     /// How many tokens belonged to the thinking channel, its markers and name included.
     pub fn reasoning_tokens(&self) -> usize {
         self.reasoning_tokens
+    }
+
+    /// How many calls of tools there were.
+    pub fn calls(&self) -> usize {
+        self.calls.as_ref().map_or(0, Reader::calls)
+    }
+
+    /// Which stop string has ended the reply.
+    pub fn stopped(&self) -> Option<usize> {
+        self.content.stopped()
+    }
+
+    /// Whether the reply ended in the middle of a call.
+    pub fn broke_off(&self) -> bool {
+        self.calls.as_ref().is_some_and(Reader::unfinished)
+    }
+
+    /// Releases what was told apart. True if that ends the reply.
+    fn say(&mut self, out: &mut Parts) -> bool {
+        for segment in self.segments.drain(..) {
+            match segment {
+                Segment::Content(bytes) => drop(self.content.push(&bytes, &mut out.content)),
+                // What comes after a stop string is no part of the reply.
+                Segment::Call(call) if self.content.stopped().is_none() => out.calls.push(call),
+                Segment::Call(_) => {}
+            }
+        }
+        self.content.stopped().is_some() || self.calls.as_ref().is_some_and(Reader::is_over)
     }
 
     /// Takes text where a name is expected, of which `seen` bytes have come. What is no name is thought.

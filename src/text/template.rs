@@ -17,6 +17,7 @@ use std::borrow::Cow;
 use minijinja::{Environment, UndefinedBehavior, Value as Jinja};
 use serde_json::{Map, Value};
 
+use super::calls::Syntax;
 use super::limits::{self, Limited, with_large_stack};
 use super::python;
 use super::special::without;
@@ -97,6 +98,9 @@ pub struct ChatTemplate {
     /// `bos_token` and its like.
     tokens: Vec<(&'static str, String)>,
     source: String,
+    /// How the model writes calls of tools, and whether they are looked for.
+    syntax: Syntax,
+    calls: bool,
 }
 
 impl ChatTemplate {
@@ -134,8 +138,11 @@ impl ChatTemplate {
             marks: Marks::new(tokenizer),
             tokens: tokens.into_iter().filter_map(|(key, id)| Some((key, name(id?)))).collect(),
             source: source.to_owned(),
+            syntax: Syntax::Hermes,
+            calls: true,
         };
         template.abilities = template.probe();
+        template.syntax = Syntax::of_template(source, tokenizer, template.abilities.tools);
         Ok(template)
     }
 
@@ -150,12 +157,30 @@ impl ChatTemplate {
         self.abilities.thinking.is_some()
     }
 
+    /// How the model writes calls of tools.
+    pub fn syntax(&self) -> Syntax {
+        self.syntax
+    }
+
+    /// Whether tools can be offered to the model.
+    pub fn calls_tools(&self) -> bool {
+        self.calls
+    }
+
+    /// From now on calls are written as `syntax` says; without one, tools are not offered at all.
+    pub fn set_calls(&mut self, syntax: Option<Syntax>) {
+        self.calls = syntax.is_some();
+        self.syntax = syntax.unwrap_or(self.syntax);
+    }
+
     /// Writes the prompt.
     ///
     /// A template that knows no system role gets the system text at the front of the first user message; the role
     /// `developer` becomes `system` where the template does not know it; several system messages become one where
     /// the template cannot take them; text parts become one string where it takes strings only. Calls of tools are
-    /// written so that they show: with empty content or none, arguments as an object or as text.
+    /// written so that they show: with empty content or none, arguments as an object or as text, one a message, under
+    /// short identifiers. A template that knows no tools gets them in the system text, calls as what the assistant said,
+    /// and results as what the user said.
     ///
     /// # Errors
     /// Messages of the wrong shape, and whatever the template raises or stumbles over: the request's fault, with
@@ -174,7 +199,9 @@ impl ChatTemplate {
                 "`chat_template_kwargs.{key}` cannot be set: the server sets `{key}` itself"
             )));
         }
-        let mut adapted = ChatInput { messages: Value::Array(self.adapt(messages)?), ..input.clone() };
+        let declared = input.tools.as_ref().and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let messages = Value::Array(self.adapt(messages, declared)?);
+        let mut adapted = ChatInput { messages, ..input.clone() };
         if let (Some(name), Some(enabled)) = (self.abilities.thinking, input.extra.get(ENABLE_THINKING)) {
             adapted.extra.entry(name).or_insert_with(|| enabled.clone());
         }

@@ -14,7 +14,7 @@ use super::reply::Channel;
 use super::special::{Matcher, Part, without};
 use super::spm::{self, Spm};
 use super::template::Rendered;
-use super::vocabulary::Strings;
+use super::vocabulary::{Fim, Strings};
 
 /// Whether special tokens are recognised in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +43,7 @@ pub struct Tokenizer {
     pad: Option<u32>,
     ends: Vec<u32>,
     channel: Option<Channel>,
+    fim: Option<Fim>,
     add_bos: bool,
     add_eos: bool,
 }
@@ -61,6 +62,17 @@ impl Tokenizer {
     /// `specials` says so.
     pub fn encode(&self, text: &str, specials: Specials) -> Vec<u32> {
         self.encode_marked(text, specials, None)
+    }
+
+    /// The tokens of a text that goes on behind other text: no space is put before it. Control tokens are not found.
+    pub fn encode_on(&self, text: &str) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        let mut merger = Merger::default();
+        self.user_defined.split(text, None, &mut |part| match part {
+            Part::Token(id) => ids.push(id),
+            Part::Text(text) => self.encode_plain(text, false, &mut merger, &mut ids),
+        });
+        ids
     }
 
     /// The tokens of a rendered chat prompt, which begins with exactly one begin-of-text token if the template or
@@ -214,6 +226,11 @@ impl Tokenizer {
         self.channel
     }
 
+    /// The tokens that say what stands before and behind a gap, if the checkpoint names them.
+    pub fn fim(&self) -> Option<Fim> {
+        self.fim
+    }
+
     /// From now on there is no thinking channel: what the model writes between its markers is part of the reply.
     pub fn forget_channel(&mut self) {
         self.channel = None;
@@ -227,6 +244,12 @@ impl Tokenizer {
     /// Whether whole texts (not prompts) end with the end-of-text token.
     pub fn adds_eos(&self) -> bool {
         self.add_eos && self.eos.is_some()
+    }
+
+    /// The special or user-defined token with exactly this text.
+    pub fn special(&self, text: &str) -> Option<u32> {
+        let found = [self.control.as_ref(), &self.user_defined].map(|tokens| tokens.find(text, 0));
+        found.into_iter().flatten().map(|(_, id)| id).find(|&id| self.text(id) == text.as_bytes())
     }
 
     /// What finds control tokens, for those that must break their texts.
@@ -339,6 +362,7 @@ mod tests {
         assert_eq!(tokenizer.decode(&[2, 0]), "aa");
         assert_eq!(tokenizer.decode(&[1, 2]), " a");
         assert_eq!(pieces(&tokens, false).decode(&[2, 0]), " aa");
+        assert_eq!(tokenizer.encode_on("aa[u]a a"), [0, 0, 4, 0, 2]);
     }
 
     #[test]

@@ -114,6 +114,18 @@ impl TokenKind {
     }
 }
 
+/// The tokens for filling a gap: the model reads `prefix`, the text before, `suffix`, the text behind, `middle`, and
+/// writes what stands between them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fim {
+    /// Before the text before the gap.
+    pub prefix: u32,
+    /// Before the text behind the gap.
+    pub suffix: u32,
+    /// Before what stands in the gap.
+    pub middle: u32,
+}
+
 /// A vocabulary as a checkpoint holds it. Token ids are indices into `tokens`.
 #[derive(Debug, Clone, Default)]
 pub struct Vocabulary {
@@ -140,6 +152,8 @@ pub struct Vocabulary {
     pub pad: Option<u32>,
     /// More tokens that end a reply, e.g. end of turn.
     pub ends: Vec<u32>,
+    /// What stands around the texts before and behind a gap, if the model was trained to fill some.
+    pub fim: Option<Fim>,
     /// Whether `ends` is the whole set of tokens that end a reply. Otherwise `eos` does, and control tokens whose
     /// names say so.
     pub ends_are_all: bool,
@@ -172,7 +186,9 @@ impl Vocabulary {
             ("padding", self.pad),
         ];
         let ends = self.ends.iter().map(|&id| ("end of turn", Some(id)));
-        for (name, id) in named.into_iter().chain(ends) {
+        let around = self.fim.iter().flat_map(|fim| [fim.prefix, fim.suffix, fim.middle]);
+        let around = around.map(|id| ("fill in the middle", Some(id)));
+        for (name, id) in named.into_iter().chain(ends).chain(around) {
             if let Some(id) = id.filter(|&id| id as usize >= count) {
                 return bad(format!("{name} token id {id} is past the last of {count} tokens"));
             }

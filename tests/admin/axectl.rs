@@ -138,7 +138,10 @@ async fn the_other_commands() {
     assert_eq!(code, 0);
     assert!(out.contains("device.profiling = true"), "{out}");
     let (_, out, _) = run(&daemon, &["gpu"]).await;
-    assert!(out.contains("Allocated      132 MiB of 1.0 GiB") && out.contains("CPU            n/a"), "{out}");
+    assert!(
+        out.contains("Allocated      132 MiB of 1.0 GiB") && out.contains("CPU            n/a, n/a"),
+        "{out}"
+    );
     let (_, out, _) = run(&daemon, &["version"]).await;
     assert!(out.starts_with("axectl  0.1.0\naxed    0.1.0 ("), "{out}");
     let (code, out, _) = run(&daemon, &["log-level", "axe::engine=debug,warn"]).await;
@@ -157,10 +160,45 @@ async fn the_other_commands() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn config_bench_and_logs_of_a_request() {
+    let daemon = Daemon::start().await;
+    let (code, out, _) = run(&daemon, &["config"]).await;
+    assert_eq!(code, 0);
+    assert!(out.contains("server.port     8080        environment AXE_PORT"), "{out}");
+    assert!(out.contains("log.level       \"info\"      default"), "{out}");
+    let (_, out, _) = run(&daemon, &["config", "--set"]).await;
+    assert!(out.contains("(secret)") && !out.contains("log.level"), "{out}");
+    let (_, out, _) = run(&daemon, &["config", "--json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&out).unwrap()["settings"][0]["place"], "AXE_PORT");
+
+    for _ in 0..2 {
+        daemon.steps.send(Step::Prefill { done: 7, total: 7 }).unwrap();
+        daemon.steps.send(Step::Commit(vec![0])).unwrap();
+        daemon.steps.send(Step::Commit(vec![0; 4])).unwrap();
+    }
+    let (code, out, told) = run(&daemon, &["bench", "-p", "7", "-n", "5", "--rounds", "1"]).await;
+    assert_eq!(code, 0, "{told}");
+    assert!(
+        out.starts_with("ROUND  PROMPT") && out.contains("Decode   ") && out.contains("Build    axed"),
+        "{out}"
+    );
+    let (code, _, told) = run(&daemon, &["bench", "-p", "4000"]).await;
+    assert_eq!(code, 1);
+    assert!(told.contains("the context's 64 tokens"), "{told}");
+
+    daemon.log(|| {
+        tracing::info!(id = "chatcmpl-aa", "ours");
+        tracing::info!(id = "chatcmpl-bb", "theirs");
+    });
+    let (_, out, _) = run(&daemon, &["logs", "--request", "chatcmpl-aa"]).await;
+    assert!(out.lines().count() == 1 && out.contains("ours"), "{out}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn watching_shows_again_and_again() {
     let daemon = Daemon::start().await;
     let mut watching = Command::new(binary())
-        .args(["gpu", "--watch", "0.1", "--json"])
+        .args(["gpu", "-w", "0.1", "--json"])
         .env("AXED_SOCKET", &daemon.socket)
         .stdout(Stdio::piped())
         .spawn()
@@ -233,6 +271,8 @@ async fn usage_errors_are_code_2_and_help_lists_the_codes() {
         &["logs", "-n", "x"],
         &["logs", "--level", "loud"],
         &["gpu", "--watch", "0"],
+        &["logs", "--request", "a&b"],
+        &["bench", "--rounds", "many"],
         &[],
     ] {
         let (code, _, told) = run_at(nowhere, wrong).await;

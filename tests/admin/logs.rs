@@ -43,6 +43,19 @@ async fn kept_lines_end_and_are_chosen_by_number_and_level() {
 }
 
 #[tokio::test]
+async fn lines_of_one_request_are_kept_and_followed() {
+    let daemon = Daemon::start().await;
+    let write = |id: &str, text: &str| daemon.log(|| tracing::info!(id, "{text}"));
+    write("chatcmpl-aa", "kept");
+    write("chatcmpl-bb", "another's");
+    let mut lines = daemon.client().lines("/logs?request=req-aa&follow=1").await.unwrap();
+    assert_eq!(messages(&mut lines, 1).await, ["kept"]);
+    write("chatcmpl-bb", "another's");
+    write("chatcmpl-aa", "new");
+    assert_eq!(messages(&mut lines, 1).await, ["new"]);
+}
+
+#[tokio::test]
 async fn followers_get_kept_lines_then_new_ones_and_are_let_go_at_the_end() {
     let mut daemon = Daemon::start().await;
     daemon.log(|| tracing::info!("old"));

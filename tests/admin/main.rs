@@ -4,7 +4,9 @@
 
 mod axectl;
 mod logs;
+mod machines;
 mod permissions;
+mod profile;
 mod robustness;
 mod routes;
 mod support;

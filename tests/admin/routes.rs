@@ -4,8 +4,8 @@ use axe::decode::Step;
 use axectl::{
     client::ClientError,
     protocol::{
-        CancelResult, Device, Drain, Gpu, JobState, KernelTime, LogLevel, Model, Profile, Queue, State,
-        Status, Version,
+        Bench, BenchRequest, CancelResult, Config, Device, Drain, Gpu, JobState, KernelTime, Kernels,
+        LogLevel, Model, Profile, Queue, SelfTest, Source, State, Status, Version,
     },
 };
 
@@ -35,11 +35,16 @@ async fn status_tells_everything_that_is_pinned() {
     };
     daemon.board.pin_device(device.clone());
     daemon.board.pin_model(model.clone());
+    let self_test = SelfTest { kernel: "narrow".to_owned(), passed: true, worst: 0.25 };
+    let kernels =
+        Kernels { family: "vector".to_owned(), products: "vectors".to_owned(), self_tests: vec![self_test] };
+    daemon.board.pin_kernels(kernels.clone());
     daemon.board.warn("look here");
     daemon.board.warn("look here");
     let status: Status = daemon.client().get("/status").await.unwrap();
     assert_eq!(status.state, State::Ready);
     assert_eq!((status.device, status.model), (Some(device), Some(model)));
+    assert_eq!(status.kernels, Some(kernels));
     assert_eq!(status.listen.as_deref(), Some("http://127.0.0.1:8080"));
     assert_eq!(status.pid, std::process::id());
     assert_eq!(status.warnings, ["look here"]);
@@ -118,8 +123,17 @@ async fn profile_lists_the_costliest_kernel_first() {
     let daemon = Daemon::start().await;
     let profile: Profile = daemon.client().get("/profile").await.unwrap();
     assert_eq!(profile, Profile::default());
-    let kernel = |name: &str, total_ns| KernelTime { kernel: name.to_owned(), launches: 1, total_ns };
-    daemon.board.pin_profile(Profile { enabled: true, kernels: vec![kernel("a", 1), kernel("b", 9)] });
+    let kernel = |name: &str, total_ns| KernelTime {
+        kernel: name.to_owned(),
+        launches: 1,
+        total_ns,
+        ..KernelTime::default()
+    };
+    daemon.board.pin_profile(Profile {
+        enabled: true,
+        kernels: vec![kernel("a", 1), kernel("b", 9)],
+        ..Profile::default()
+    });
     let profile: Profile = daemon.client().get("/profile").await.unwrap();
     assert_eq!(profile.kernels, [kernel("b", 9), kernel("a", 1)]);
 }
@@ -127,8 +141,11 @@ async fn profile_lists_the_costliest_kernel_first() {
 #[tokio::test]
 async fn config_and_version_are_told() {
     let daemon = Daemon::start().await;
-    let config: serde_json::Value = daemon.client().get("/config").await.unwrap();
-    assert_eq!(config["server"]["api_keys"][0], "(secret)");
+    let config: Config = daemon.client().get("/config").await.unwrap();
+    assert_eq!(config.text("server.api_key").as_deref(), Some("(secret)"));
+    assert_eq!(config.settings[0].source, Source::Environment);
+    daemon.board.pin_config(Config::default());
+    assert_eq!(daemon.client().get::<Config>("/config").await.unwrap(), Config::default());
     let version: Version = daemon.client().get("/version").await.unwrap();
     assert_eq!(version.version, env!("CARGO_PKG_VERSION"));
     assert_eq!(version.protocol, axectl::protocol::PROTOCOL);
@@ -158,13 +175,70 @@ async fn gpu_samples_twice_when_rates_need_it() {
 }
 
 #[tokio::test]
+async fn bench_measures_rounds_through_the_queue() {
+    let daemon = Daemon::start().await;
+    let asked = BenchRequest { prompt_tokens: 7, completion_tokens: 5, rounds: 2 };
+    // Each round encodes 7 tokens, of which the scripted backend says that it had 3 already, and makes 5.
+    for _ in 0..3 {
+        daemon.steps.send(Step::Prefill { done: 7, total: 7 }).unwrap();
+        daemon.steps.send(Step::Commit(vec![0])).unwrap();
+        daemon.steps.send(Step::Commit(vec![0; 4])).unwrap();
+    }
+    let bench: Bench = daemon.client().post("/bench", Some(&asked)).await.unwrap();
+    assert_eq!(bench.rounds.len(), 2);
+    for round in &bench.rounds {
+        assert_eq!((round.prompt_tokens, round.completion_tokens, round.passes), (4, 5, 2));
+        assert!(round.prefill_s > 0.0 && round.tokens_per_s > 0.0);
+    }
+    assert!(bench.prefill_tokens_per_s > 0.0 && bench.decode_tokens_per_s > 0.0);
+    assert_eq!(bench.version.version, env!("CARGO_PKG_VERSION"));
+
+    let refused = [
+        (BenchRequest { prompt_tokens: 60, completion_tokens: 5, rounds: 1 }, "the context's 64 tokens"),
+        (
+            BenchRequest { prompt_tokens: usize::MAX, completion_tokens: usize::MAX, rounds: 1 },
+            "prompt_tokens",
+        ),
+        (BenchRequest { prompt_tokens: 7, completion_tokens: 1, rounds: 1 }, "at least 2"),
+        (BenchRequest { prompt_tokens: 7, completion_tokens: 5, rounds: 21 }, "rounds 21: expected 1 to 20"),
+    ];
+    for (asked, part) in refused {
+        let Err(ClientError::Refused { status, body }) =
+            daemon.client().post::<Bench>("/bench", Some(&asked)).await
+        else {
+            panic!("{part}: not refused")
+        };
+        assert_eq!(status.as_u16(), 400);
+        assert!(body.error.message.contains(part), "{part}: {}", body.error.message);
+    }
+}
+
+#[tokio::test]
+async fn a_bench_ends_with_the_client_that_asked() {
+    let daemon = Daemon::start().await;
+    let asked = BenchRequest { prompt_tokens: 7, completion_tokens: 5, rounds: 1 };
+    let body = serde_json::to_string(&asked).unwrap();
+    let request = format!("POST /bench HTTP/1.1\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    // Leaves without an answer after a second.
+    let leaving = daemon.raw(request.as_bytes(), true, std::time::Duration::from_secs(1));
+    let (answer, _) = tokio::join!(
+        leaving,
+        daemon.queue_until(|queue| queue.running.as_ref().is_some_and(|job| job.id == "bench-0"))
+    );
+    assert_eq!(answer, "");
+    daemon.queue_until(|queue| queue.running.is_none()).await;
+}
+
+#[tokio::test]
 async fn what_is_unknown_is_refused_in_json() {
     let daemon = Daemon::start().await;
     let client = daemon.client();
     let cases = [
         (client.get::<Status>("/nowhere").await.map(drop), 404, "GET /status"),
-        (client.get::<Status>("/reload").await.map(drop), 404, "there is no /reload"),
+        (client.get::<Status>("/nothing").await.map(drop), 404, "there is no /nothing"),
         (client.post::<Status>("/status", NOTHING).await.map(drop), 405, "does not take POST; use GET"),
+        (client.get::<Bench>("/bench").await.map(drop), 405, "does not take GET; use POST"),
+        (client.post::<Bench>("/bench", Some(&7)).await.map(drop), 400, "must be JSON such as"),
         (client.get::<Drain>("/drain").await.map(drop), 405, "does not take GET; use POST"),
         (client.get::<Status>("/logs?tail=1").await.map(drop), 400, "`tail` is not understood"),
         (client.get::<Status>("/logs?lines=x").await.map(drop), 400, "lines=x is no number"),

@@ -3,7 +3,7 @@
 use std::{
     io::{Read, Write},
     os::unix::net::UnixStream,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
@@ -46,17 +46,45 @@ impl Daemon {
         daemon
     }
 
+    /// A daemon that takes `root` for its machine.
+    pub async fn on_machine(root: &Path) -> Self {
+        Self::built(Policy::new(None).unwrap(), LogRing::new(50), Some(root)).await
+    }
+
     pub async fn start_with(policy: Policy, ring: LogRing) -> Self {
+        Self::built(policy, ring, None).await
+    }
+
+    async fn built(policy: Policy, ring: LogRing, machine: Option<&Path>) -> Self {
         let (steps, script) = mpsc::channel();
         let engine = Engine::spawn(
             move |_| Ok(Loaded { backend: Box::new(Scripted(script)), model: model() }),
-            axe::engine::Options { queue_capacity: 2 },
+            axe::engine::Options { queue_capacity: 2, ..Default::default() },
         )
         .unwrap()
         .handle();
         let directory = tempfile::tempdir().unwrap();
-        let config = serde_json::json!({"server": {"port": 8080, "api_keys": ["(secret)"]}});
-        let sampler = Sampler::at(&directory.path().join("machine"));
+        let setting = |key: &str, value: serde_json::Value, source, place: Option<&str>| protocol::Setting {
+            key: key.to_owned(),
+            value,
+            source,
+            place: place.map(str::to_owned),
+        };
+        let config = protocol::Config {
+            file: Some("/etc/axed/daemon.toml".to_owned()),
+            settings: vec![
+                setting("server.port", 8080.into(), protocol::Source::Environment, Some("AXE_PORT")),
+                setting(
+                    "server.api_key",
+                    "(secret)".into(),
+                    protocol::Source::File,
+                    Some("/etc/axed/daemon.toml"),
+                ),
+                setting("log.level", "info".into(), protocol::Source::Default, None),
+            ],
+        };
+        let empty = directory.path().join("machine");
+        let sampler = Sampler::at(machine.unwrap_or(&empty));
         let board = Arc::new(Board::new(engine.clone(), config, sampler));
         board.pin_address("http://127.0.0.1:8080");
         let (filter, control) = LogControl::new("info").unwrap();
@@ -93,6 +121,7 @@ impl Daemon {
             stop: Stop { max_tokens: 5, ..Stop::default() },
             channels: true,
             drafts: false,
+            ..Request::default()
         };
         self.engine.submit(request).unwrap()
     }
@@ -137,6 +166,32 @@ impl Daemon {
     }
 }
 
+/// The admin server alone, over somebody's board.
+pub struct Face {
+    socket: PathBuf,
+    _directory: tempfile::TempDir,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Face {
+    pub async fn over(board: Arc<Board>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("admin.sock");
+        let policy = Policy::new(None).unwrap();
+        let listener = Listener::bind(&socket, policy.gid()).await.unwrap();
+        let (_, control) = LogControl::new::<tracing_subscriber::Registry>("info").unwrap();
+        let server = Server::new(board, policy, LogRing::new(10), control);
+        let (stop, stopped) = oneshot::channel::<()>();
+        tokio::spawn(async move { server.serve(listener, async { drop(stopped.await) }).await });
+        Self { socket, _directory: directory, _stop: stop }
+    }
+
+    /// A client for answers that take long.
+    pub fn patient(&self) -> Client {
+        Client::new(&self.socket, Duration::from_secs(120))
+    }
+}
+
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.engine.shutdown();
@@ -161,8 +216,9 @@ fn model() -> Model {
         device: "none".to_owned(),
         kind: ModelKind::Causal,
         context_length: 64,
-        tokenizer: Tokenizer::new(vocabulary).unwrap(),
+        tokenizer: Tokenizer::new(vocabulary).unwrap().into(),
         template: None,
+        constraints: axe::engine::Constraints::default(),
     }
 }
 

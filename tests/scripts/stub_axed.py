@@ -7,6 +7,10 @@ STUB_FAULT makes it wrong in one way, so that the tests can show that the script
   fails           /ready says that it failed
   hangs-at-stop   ignores SIGTERM
   block-text      the text depends on the block size
+  slow-health     /health takes a while
+  leaks-slot      something runs for ever
+  leaks-memory    each request leaves a megabyte
+  leaks-files     each request leaves a file open
   and the names looked for below, which spoil one property of the API each
 """
 
@@ -45,7 +49,8 @@ class Refusal(Exception):
 
 
 class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+    protocol_version = default_request_version = "HTTP/1.1"
+    leaked = []
     name, started, last_prompt, denoises = "stub", time.time(), [], False
 
     def log_message(self, text, *arguments):
@@ -98,11 +103,14 @@ class Handler(BaseHTTPRequestHandler):
                 return self.answer(503, {"status": "failed", "error": "no device of kind gpu"})
             return self.answer(200, {"status": "ready"})
         if path == "/metrics":
-            return self.answer(200, b"# TYPE axe_up gauge\naxe_up 1\n", "text/plain; version=0.0.4")
+            running = int(FAULT == "leaks-slot")
+            figures = f"# TYPE axe_up gauge\naxe_up 1\naxe_running {running}\naxe_queue_depth 0\n"
+            return self.answer(200, figures.encode(), "text/plain; version=0.0.4")
         if path == "/v1/models":
             return self.answer(200, {"object": "list", "data": [{"id": self.name, "object": "model"} | (
                 {"kind": "block_diffusion"} if self.denoises else {})]})
         if path == "/health":
+            time.sleep(0.1 if FAULT == "slow-health" else 0)
             return self.answer(200, {"status": "ok"})
         return self.generate(path == "/v1/chat/completions")
 
@@ -135,11 +143,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def generate(self, chat):
         body = self.read()
+        if FAULT == "leaks-memory":
+            self.leaked.append(random.randbytes(1 << 20))
+        if FAULT == "leaks-files":
+            self.leaked.append(open("/dev/null", encoding="ascii"))
         checks = {"temperature": (int, float), "max_tokens": int, "stop": (str, list)}
         for key, kind in checks.items():
             if key in body and not isinstance(body[key], kind) and FAULT != "types":
                 raise Refusal(400, f"{key}: wrong type", key)
-        if body.get("model") != self.name and FAULT != "any-model":
+        if body.get("model", self.name) != self.name and FAULT != "any-model":
             raise Refusal(404, f"no model {body.get('model')}", "model", "model_not_found")
         if body.get("max_denoising_steps", 1) < 1:
             raise Refusal(400, "max_denoising_steps: must be 1 or more", "max_denoising_steps")
@@ -204,7 +216,7 @@ class Handler(BaseHTTPRequestHandler):
         kind = "chat.completion.chunk" if chat else "text_completion"
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         pieces = [text[i:i + 7] for i in range(0, len(text), 7)]
         choices = [{"delta": {"content": piece}} if chat else {"text": piece} for piece in pieces]
@@ -220,11 +232,14 @@ class Handler(BaseHTTPRequestHandler):
         if (body.get("stream_options") or {}).get("include_usage") or FAULT == "usage-unasked":
             self.event(head | {"object": kind, "choices": [], "usage": usage})
         if FAULT != "no-done":
-            self.wfile.write(b"data: [DONE]\n\n")
-        self.close_connection = True
+            self.chunk(b"data: [DONE]\n\n")
+        self.chunk(b"")
 
     def event(self, value):
-        self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
+        self.chunk(b"data: " + json.dumps(value).encode() + b"\n\n")
+
+    def chunk(self, data):
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
 
 class Server(ThreadingHTTPServer):

@@ -459,6 +459,33 @@ class Bench(Project):
         self.expect(0, "axed bench-ops --json", "bench.sh", "kernels", "--json")
 
 
+class Load(Project):
+    """The bench's load, against a stand-in that takes it well, and against one with a fault in each thing that is judged."""
+
+    def load(self, fault=""):
+        tool = self.root / "target/release/axed"
+        words = [str(self.root / "scripts/lib/bench_load.py"), "--model", str(self.model), "--clients", "6", "--seconds", "2", "--settle", "2"]
+        # What a Python server keeps of its threads is no leak.
+        bounds = ["--warm", "1", "--health-ms", "80" if fault == "slow-health" else "2000"]
+        env = self.env | {"AXE_TEST_DAEMON": str(tool), "STUB_FAULT": fault}
+        done = subprocess.run(["python3", *words, *bounds], env=env, text=True, capture_output=True, timeout=120, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    def test_a_good_server_passes(self):
+        status, text = self.load()
+        self.assertEqual(status, 0, text)
+        for pattern in (r"whole +answered +\d+", r"stream +answered +\d+", r"garbage +refused \(4xx\) +\d+", r"/health, ms +p50", "afterwards"):
+            self.assertRegex(text, pattern)
+
+    def test_every_fault_is_found(self):
+        for fault, words in (("slow-health", "health: p99 is"), ("leaks-slot", "slots: 1 run"), ("no-done", "outcomes: .* went wrong"),
+                             ("leaks-memory", "memory: .* before"), ("leaks-files", "descriptors: .* before")):
+            with self.subTest(fault=fault):
+                status, text = self.load(fault)
+                self.assertEqual(status, 1, text)
+                self.assertRegex(text, f"BROKEN  {words}")
+
+
 class Stages(Project):
     """How scripts/test.sh counts."""
 

@@ -3,19 +3,22 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::collections::BTreeMap;
+pub mod troupe;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use axe::config::{Config, Override};
-use axe::decode::{Backend, BackendError, DenoisingStats, Generation, Memory, Sampling, Step};
+use axe::decode::{Backend, BackendError, DenoisingStats, Generation, Memory, Sampling, Step, Texts};
 use axe::engine::{
-    Engine, EngineHandle, Event, Events, FinishReason, Loaded, Model, ModelKind, Options, State, Usage,
+    Constraints, Engine, EngineHandle, Event, Events, FinishReason, Loaded, Model, ModelKind, Options, State,
+    Usage,
 };
 use axe::http::{App, serve};
-use axe::text::{ChatTemplate, TokenKind, Tokenizer, Vocabulary};
+use axe::text::{ChatTemplate, Fim, TokenKind, Tokenizer, Vocabulary};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
@@ -54,6 +57,9 @@ pub const CLOSE: u32 = 261;
 pub const HAND_OVER: u32 = 262;
 /// Prints nothing and ends nothing, on a thinking stage.
 pub const SILENT: u32 = 263;
+
+/// Control tokens of a model that thinks and calls tools.
+const CHANNELS: &[&str] = &["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"];
 
 /// A template that can make the model think.
 pub const THINKING_TEMPLATE: &str = "{% if enable_thinking %}[think]{% endif %}\
@@ -96,6 +102,10 @@ pub fn tokenizer() -> Tokenizer {
 
 /// As [`tokenizer`], with more control tokens at the end.
 fn tokenizer_with(control: &[&str]) -> Tokenizer {
+    Tokenizer::new(vocabulary_with(control)).unwrap()
+}
+
+fn vocabulary_with(control: &[&str]) -> Vocabulary {
     let mut names = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
     names.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
     let mut kinds = vec![TokenKind::Unknown, TokenKind::Control, TokenKind::Control];
@@ -104,7 +114,7 @@ fn tokenizer_with(control: &[&str]) -> Tokenizer {
     kinds.push(TokenKind::Normal);
     names.extend(control.iter().map(|&name| name.to_owned()));
     kinds.resize(names.len(), TokenKind::Control);
-    let vocabulary = Vocabulary {
+    Vocabulary {
         model: "llama".to_owned(),
         scores: vec![0.0; names.len()],
         tokens: names.iter().collect(),
@@ -115,9 +125,12 @@ fn tokenizer_with(control: &[&str]) -> Tokenizer {
         add_bos: Some(true),
         add_space_prefix: Some(false),
         ..Vocabulary::default()
-    };
-    Tokenizer::new(vocabulary).unwrap()
+    }
 }
+
+/// The tokens before the text before a gap, before that behind it, and before what stands between them, on a stage that
+/// fills gaps in the middle.
+pub const FIM: [u32; 3] = [260, 261, 262];
 
 /// A template that shows what it got.
 pub const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]";
@@ -141,6 +154,8 @@ pub struct Script {
     pub steps: AtomicUsize,
     /// Prompts started, with their sampling.
     pub started: Mutex<Vec<(Vec<u32>, Sampling)>>,
+    /// What gaps that were to be filled were followed by, and how much of the prompt was plain text.
+    pub suffixes: Mutex<Vec<(Vec<u32>, usize)>>,
     /// Generations that have ended.
     pub ended: AtomicUsize,
 }
@@ -163,6 +178,7 @@ impl Script {
             denoises: false,
             steps: AtomicUsize::new(0),
             started: Mutex::default(),
+            suffixes: Mutex::default(),
             ended: AtomicUsize::new(0),
         }
     }
@@ -253,18 +269,16 @@ impl Backend for Scripted {
         prompt: &[u32],
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError> {
-        let script = &*self.0;
-        script.started.lock().unwrap().push((prompt.to_vec(), sampling.clone()));
-        let play = (script.play)(prompt).into_iter();
-        Ok(Box::new(Playing {
-            script,
-            total: prompt.len(),
-            done: 0,
-            play: Box::new(play),
-            steps: 0,
-            denoised: DenoisingStats::default(),
-            open: false,
-        }))
+        Ok(Box::new(self.play(prompt, sampling, false)))
+    }
+
+    fn infill<'a>(
+        &'a mut self,
+        texts: Texts<'_>,
+        sampling: &Sampling,
+    ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        self.0.suffixes.lock().unwrap().push((texts.suffix.to_vec(), texts.plain));
+        Ok(Box::new(self.play(texts.prompt, sampling, true)))
     }
 
     fn context_length(&self) -> usize {
@@ -276,15 +290,34 @@ impl Backend for Scripted {
     }
 }
 
+impl Scripted {
+    fn play(&mut self, prompt: &[u32], sampling: &Sampling, fills: bool) -> Playing<'_> {
+        let script = &*self.0;
+        script.started.lock().unwrap().push((prompt.to_vec(), sampling.clone()));
+        Playing {
+            script,
+            total: prompt.len(),
+            done: 0,
+            play: (script.play)(prompt).into(),
+            steps: 0,
+            denoised: DenoisingStats::default(),
+            open: false,
+            fills,
+        }
+    }
+}
+
 struct Playing<'a> {
     script: &'a Script,
     total: usize,
     done: usize,
-    play: Box<dyn Iterator<Item = Step>>,
+    play: VecDeque<Step>,
     steps: usize,
     denoised: DenoisingStats,
     /// Whether the last step left a canvas unfinished.
     open: bool,
+    /// Whether it fills a gap, and so is complete at the end of the script.
+    fills: bool,
 }
 
 impl Playing<'_> {
@@ -315,13 +348,17 @@ impl Generation for Playing<'_> {
             self.done = (self.done + self.script.prefill_chunk).min(self.total);
             return Ok(Step::Prefill { done: self.done, total: self.total });
         }
-        let step = self.play.next().ok_or("the script is at its end")?;
+        let step = self.play.pop_front().ok_or("the script is at its end")?;
         self.count(&step);
         Ok(step)
     }
 
     fn cached_tokens(&self) -> usize {
         1
+    }
+
+    fn complete(&self) -> bool {
+        self.fills && self.play.is_empty()
     }
 
     fn denoising(&self) -> Option<DenoisingStats> {
@@ -357,14 +394,41 @@ impl Stage {
         Self::with(script, queue_capacity, thinker)
     }
 
-    fn with(
+    /// An engine over a model with this template and these control tokens.
+    pub fn speaking(script: Script, template: String, control: &'static [&'static str]) -> Self {
+        Self::with(script, 4, move |backend| speaker(backend, &template, control))
+    }
+
+    /// An engine over a model of another kind; the script is idle.
+    pub fn of(load: impl FnOnce() -> Loaded + Send + 'static, queue_capacity: usize) -> Self {
+        Self::with(Script::saying(""), queue_capacity, move |_| load())
+    }
+
+    /// An engine over a causal model that was trained to fill gaps.
+    fn filling_in_the_middle(script: Script) -> Self {
+        Self::with(script, 4, |backend| {
+            let [prefix, suffix, middle] = FIM;
+            let mut vocabulary = vocabulary_with(&["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]);
+            vocabulary.fim = Some(Fim { prefix, suffix, middle });
+            let Loaded { backend, model } = loaded(backend, None);
+            Loaded {
+                backend,
+                model: Model { tokenizer: Tokenizer::new(vocabulary).unwrap().into(), ..model },
+            }
+        })
+    }
+
+    pub fn with(
         script: Script,
         queue_capacity: usize,
         load: impl FnOnce(Scripted) -> Loaded + Send + 'static,
     ) -> Self {
         let script = Arc::new(script);
         let backend = Scripted(Arc::clone(&script));
-        let engine = Engine::spawn(move |_| Ok(load(backend)), Options { queue_capacity }).unwrap().handle();
+        let engine =
+            Engine::spawn(move |_| Ok(load(backend)), Options { queue_capacity, ..Options::default() })
+                .unwrap()
+                .handle();
         let mut state = engine.watch();
         futures::executor::block_on(state.wait_for(|state| *state == State::Ready)).unwrap();
         Self { engine, script }
@@ -390,22 +454,38 @@ pub fn loaded(backend: impl Backend + 'static, template: Option<&str>) -> Loaded
         device: "a stage of boards".to_owned(),
         kind: ModelKind::Causal,
         context_length: CONTEXT,
-        tokenizer,
+        tokenizer: tokenizer.into(),
         template,
+        constraints: Constraints::default(),
     };
     Loaded { backend: Box::new(backend), model }
 }
 
 /// A model that can think around a script; one that denoises if the script does.
 fn thinker(backend: Scripted) -> Loaded {
-    let tokenizer = tokenizer_with(&["<|channel>", "<channel|>", "<|tool_response>", "<|tool_call>"]);
-    let template = Some(ChatTemplate::new(THINKING_TEMPLATE, &tokenizer).unwrap());
+    speaker(backend, THINKING_TEMPLATE, CHANNELS)
+}
+
+/// A model around a script, with this template and these control tokens behind those of [`tokenizer`].
+pub fn speaker(backend: Scripted, template: &str, control: &[&str]) -> Loaded {
     let kind = match backend.0.denoises {
         true => ModelKind::BlockDiffusion { canvas: CANVAS, max_steps: 48 },
         false => ModelKind::Causal,
     };
+    let Loaded { backend, model } = spoken(backend, template, control);
+    Loaded { backend, model: Model { kind, ..model } }
+}
+
+/// A causal model that can think around a backend.
+pub fn thinking(backend: impl Backend + 'static) -> Loaded {
+    spoken(backend, THINKING_TEMPLATE, CHANNELS)
+}
+
+fn spoken(backend: impl Backend + 'static, template: &str, control: &[&str]) -> Loaded {
+    let tokenizer = tokenizer_with(control);
+    let template = Some(ChatTemplate::new(template, &tokenizer).unwrap());
     let Loaded { backend, model } = loaded(backend, None);
-    Loaded { backend, model: Model { kind, tokenizer, template, ..model } }
+    Loaded { backend, model: Model { tokenizer: tokenizer.into(), template, ..model } }
 }
 
 /// A configuration from TOML text.
@@ -442,6 +522,19 @@ impl Server {
     pub async fn thinking(script: Script, toml: &str) -> Self {
         let stage = tokio::task::spawn_blocking(move || Stage::thinking(script, 4)).await.unwrap();
         Self::over(stage, &config(toml)).await
+    }
+
+    /// Serves `script` as a model with this template and these control tokens.
+    pub async fn speaking(script: Script, template: &str, control: &'static [&'static str]) -> Self {
+        let template = template.to_owned();
+        let stage = tokio::task::spawn_blocking(move || Stage::speaking(script, template, control));
+        Self::over(stage.await.unwrap(), &config("")).await
+    }
+
+    /// Serves `script` as a causal model that was trained to fill gaps.
+    pub async fn filling_in_the_middle(script: Script) -> Self {
+        let stage = tokio::task::spawn_blocking(move || Stage::filling_in_the_middle(script)).await.unwrap();
+        Self::over(stage, &config("")).await
     }
 
     /// Serves an engine that is there already.
@@ -519,7 +612,7 @@ pub async fn listen(mut events: Events) -> Outcome {
     let seen = tokio::time::timeout(PATIENCE, all).await.expect("the job never finished");
     let (mut text, mut reasoning, mut tokens) = (String::new(), String::new(), Vec::new());
     for event in &seen {
-        if let Event::Commit { tokens: more, text: on, reasoning: thought } = event {
+        if let Event::Commit { tokens: more, text: on, reasoning: thought, .. } = event {
             tokens.extend(more);
             text.push_str(on);
             reasoning.push_str(thought);

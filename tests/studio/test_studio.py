@@ -5,33 +5,23 @@ Python in use:
 
     python3 -m unittest discover -s tests/studio
 
-environment:
-    AXE_STUDIO_DAEMON    the daemon to start (target/release/axed, else target/debug/axed)
-    AXE_STUDIO_CHROMIUM  the browser (/usr/bin/chromium)
+browser.py says what it takes from the environment.
 """
 
-import importlib.util
 import json
-import os
 import pathlib
 import re
-import shutil
-import socket
-import subprocess
-import tempfile
+import sys
 import time
 import unittest
-import urllib.error
-import urllib.request
 
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-MODEL = ROOT / "tests/fixtures/tiny-diffusion"
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import browser  # noqa: E402 (the path comes first)
+from browser import PATIENCE  # noqa: E402
+
 MONTHS = "January, February, March, April, May, June, July, August, September, October, November, December."
-#: Milliseconds for anything to show.
-PATIENCE = 20_000
-
 #: Counts the tokens of drafts that were on the page, however short.
 WATCH_DRAFTS = """() => {
     window.seen = { tokens: 0, texts: 0 };
@@ -47,116 +37,13 @@ WATCH_DRAFTS = """() => {
 MARKUP = '<script>window.owned = 1</script><img src="x" onerror="window.owned = 2">'
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def program():
-    named = os.environ.get("AXE_STUDIO_DAEMON")
-    choices = [pathlib.Path(named)] if named else [ROOT / "target" / kind / "axed" for kind in ("release", "debug")]
-    for choice in choices:
-        if choice.is_file():
-            return choice
-    raise AssertionError(f"there is no daemon to test; build one: {', '.join(map(str, choices))}")
-
-
-def chromium():
-    """How Playwright is to launch the browser; root, as in containers, has no sandbox."""
-    return {"executable_path": os.environ.get("AXE_STUDIO_CHROMIUM", "/usr/bin/chromium"), "args": ["--no-sandbox"]}
-
-
-class Daemon:
-    """A daemon with the miniature on a port of its own."""
-
-    def __init__(self, folder, name, **more):
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = folder / f"{name}.log"
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("AXE_", "NVIDIA_"))}
-        environment |= {"AXE_DEVICE_CACHE_DIR": os.environ.get("AXE_DEVICE_CACHE_DIR", str(ROOT / ".axe/cache"))} | more
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                [program(), "--model", MODEL, "--port", str(self.port), "--admin-socket", folder / f"{name}.sock"],
-                # A folder without a daemon.toml.
-                cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )
-
-    def get(self, path):
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
-            return answer.read().decode()
-
-    def wait(self):
-        """Until it takes requests. The kernels of a new build are compiled first."""
-        end = time.monotonic() + 300
-        while time.monotonic() < end:
-            if self.process.poll() is not None:
-                break
-            try:
-                self.get("/ready")
-                return
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.1)
-        raise AssertionError(f"the daemon did not get ready:\n{self.log.read_text()[-3000:]}")
-
-    def figure(self, name):
-        """A figure of /metrics by its full name."""
-        for line in self.get("/metrics").splitlines():
-            if line.startswith(name + " "):
-                return float(line.rsplit(" ", 1)[1])
-        raise AssertionError(f"/metrics has no {name}")
-
-    def stop(self):
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
 def setUpModule():
-    global folder, other, daemon, playwright, browser
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="axe-studio-"))
-    unittest.addModuleCleanup(shutil.rmtree, folder, ignore_errors=True)
-    other = Daemon(folder, "other")
-    unittest.addModuleCleanup(other.stop)
-    # One after the other, so that the second finds the first one's kernels.
-    other.wait()
-    daemon = Daemon(folder, "daemon", NVIDIA_BASE_URL=f"{other.url}/v1", NVIDIA_MODEL="tiny-diffusion")
-    unittest.addModuleCleanup(daemon.stop)
-    daemon.wait()
-    playwright = sync_playwright().start()
-    unittest.addModuleCleanup(playwright.stop)
-    browser = playwright.chromium.launch(**chromium())
-    unittest.addModuleCleanup(browser.close)
+    global daemon, other
+    daemon, other = browser.begin()
 
 
-class Page(unittest.TestCase):
-    """A fresh browser profile with the studio open; complaints of the browser fail the test."""
-
-    VIEW = {"viewport": {"width": 1280, "height": 800}}
-
-    def setUp(self):
-        self.context = browser.new_context(**self.VIEW)
-        self.addCleanup(self.context.close)
-        self.context.set_default_timeout(PATIENCE)
-        expect.set_options(timeout=PATIENCE)
-        self.complaints = []
-        self.page = self.context.new_page()
-        self.page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
-        self.page.on("console", self.hear)
-        self.addCleanup(lambda: self.assertEqual(self.complaints, []))
-        self.open()
-
-    def hear(self, message):
-        if message.type in ("error", "warning"):
-            self.complaints.append(f"{message.type}: {message.text}")
-
-    def open(self):
-        self.page.goto(daemon.url)
-        expect(self.page.locator("#state")).to_have_attribute("data-state", "ready")
+class Page(browser.Page):
+    """The chat page."""
 
     def answers(self):
         return self.page.locator(".message.answer")
@@ -176,13 +63,6 @@ class Page(unittest.TestCase):
 
     def told(self, answer):
         return answer.locator(".settled").inner_text()
-
-    def hot(self):
-        """Makes the next answers take some thirty steps: the miniature is so quick that of two, none may be seen."""
-        self.page.locator("#temperature").evaluate("""(slider) => {
-            slider.value = slider.max;
-            slider.dispatchEvent(new Event("change"));
-        }""")
 
     def long_answer(self):
         """Makes the next answers go on for seconds: they do not end by themselves, and are as hot as can be."""
@@ -428,19 +308,11 @@ class Phone(Page):
         expect(self.answers()).to_have_count(0)
 
 
-def axe_core():
-    """The file of axe-core that the package axe-playwright-python brings."""
-    place = importlib.util.find_spec("axe_playwright_python").submodule_search_locations[0]
-    return next(pathlib.Path(place).rglob("axe.min.js"))
-
-
 class Accessible:
     """axe-core finds nothing serious, before, during and after an answer."""
 
     def test_axe_core_finds_nothing_serious(self):
-        # The page's policy allows no foreign script; this is none of the page's.
-        self.context.add_init_script(path=axe_core())
-        self.open()
+        self.axe_core()
         self.check("empty")
         self.hot()
         answer = self.ask("List the months of the year.")
@@ -453,15 +325,6 @@ class Accessible:
                 opener.click()
                 self.check(name)
                 opener.click()
-
-    def check(self, when):
-        self.page.wait_for_timeout(700)  # colours that are on their way count as they are
-        found = self.page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
-        grave = [
-            f"{fault['id']}: {fault['help']}: {[node['html'] for node in fault['nodes']][:3]}"
-            for fault in found if fault["impact"] in ("serious", "critical")
-        ]
-        self.assertEqual(grave, [], when)
 
 
 class AccessibleLight(Accessible, Page):

@@ -13,7 +13,7 @@ pub struct ErrorBody {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorDetail {
     /// A word for programs: `forbidden`, `not_found`, `method_not_allowed`, `bad_request`, `too_large`, `timeout`,
-    /// `busy`, `unavailable`.
+    /// `busy`, `unavailable`, `reload_failed`.
     pub code: String,
     /// A sentence for people: what was tried, what was found, what to do.
     pub message: String,

@@ -140,6 +140,12 @@ pub struct Host {
     pub load: Option<[f64; 3]>,
     /// Temperature of the processor.
     pub cpu_celsius: Option<f64>,
+    /// Clock of the first processor.
+    #[serde(default)]
+    pub cpu_mhz: Option<u64>,
+    /// Processors that this process kept busy between the last two samples, e.g. 1.8.
+    #[serde(default)]
+    pub busy_processors: Option<f64>,
 }
 
 impl Gpu {

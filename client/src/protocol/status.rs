@@ -35,6 +35,9 @@ pub struct Status {
     pub device: Option<Device>,
     /// The model that is loaded.
     pub model: Option<Model>,
+    /// The kernels in use.
+    #[serde(default)]
+    pub kernels: Option<Kernels>,
     /// Device memory by purpose.
     pub memory: Option<Memory>,
     /// The job on the device, if any.
@@ -45,6 +48,18 @@ pub struct Status {
     pub capacity: usize,
     /// What happened since the start.
     pub counters: Counters,
+    /// The model was put away for want of work; the next request has it loaded again.
+    #[serde(default)]
+    pub unloaded: bool,
+    /// The model that is being loaded, if one is.
+    #[serde(default)]
+    pub loading: Option<super::Loading>,
+    /// The reload that is going on, or the last one.
+    #[serde(default)]
+    pub reload: Option<super::ReloadState>,
+    /// What the engine recovered from.
+    #[serde(default)]
+    pub faults: super::Faults,
     /// What the operator should look at, with the cure in each text.
     pub warnings: Vec<String>,
 }
@@ -113,6 +128,28 @@ pub struct Model {
     pub context_length: usize,
 }
 
+/// The kernels in use, and how they did against their references at start.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Kernels {
+    /// Their family, e.g. `vector`.
+    pub family: String,
+    /// What makes products of many rows: `vectors` or `matrix unit`.
+    pub products: String,
+    /// Every comparison. One that failed belongs to kernels that are not used, since otherwise there is no start.
+    pub self_tests: Vec<SelfTest>,
+}
+
+/// How a kernel did against its reference.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SelfTest {
+    /// The kernel and its variant.
+    pub kernel: String,
+    /// Whether all its numbers were right.
+    pub passed: bool,
+    /// The largest deviation, as a share of what is allowed.
+    pub worst: f64,
+}
+
 /// Device memory the daemon allocated, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Memory {
@@ -151,17 +188,32 @@ pub struct Counters {
     pub decode_s: f64,
 }
 
-/// Answer to `GET /profile`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Answer to `GET /profile`: the last request's, or that of the one that runs, as far as it has come.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Profile {
     /// Whether the daemon measures kernels; the configuration switches it on.
     pub enabled: bool,
+    /// The request.
+    #[serde(default)]
+    pub request: Option<String>,
+    /// What the device can do at best, measured when it was opened.
+    #[serde(default)]
+    pub limits: Option<Limits>,
     /// Kernels, the costliest first; empty when not measured.
     pub kernels: Vec<KernelTime>,
 }
 
+/// What kernels reach that do nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Bytes a second of one that only reads.
+    pub read_bytes_per_s: f64,
+    /// f32 operations a second of one that only multiplies and adds.
+    pub operations_per_s: f64,
+}
+
 /// Time spent in one kernel.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct KernelTime {
     /// Its name.
     pub kernel: String,
@@ -169,4 +221,21 @@ pub struct KernelTime {
     pub launches: u64,
     /// Nanoseconds on the device, all launches together.
     pub total_ns: u64,
+    /// Bytes that all launches had to read; 0 where that is not counted.
+    #[serde(default)]
+    pub bytes: u64,
+    /// f32 operations of all launches; 0 where they are not counted.
+    #[serde(default)]
+    pub operations: u64,
+}
+
+impl KernelTime {
+    /// Share of what the device can do, from 0 to about 1: of its reading or its computing, whichever the kernel uses
+    /// more. `None` where its work is not counted.
+    pub fn share_of(&self, limits: &Limits) -> Option<f64> {
+        let seconds = self.total_ns as f64 / 1e9;
+        let least = (self.bytes as f64 / limits.read_bytes_per_s)
+            .max(self.operations as f64 / limits.operations_per_s);
+        (least > 0.0 && least.is_finite() && seconds > 0.0).then(|| least / seconds)
+    }
 }

@@ -141,6 +141,7 @@ impl Conversation {
             },
             channels: !self.raw,
             drafts: false,
+            ..Request::default()
         })
     }
 

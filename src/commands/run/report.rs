@@ -26,7 +26,7 @@ impl Answer {
 
     fn reason(&self) -> &'static str {
         match self.reason {
-            FinishReason::Stop => "stop",
+            FinishReason::Stop | FinishReason::ToolCalls => "stop",
             FinishReason::Length => "length",
             FinishReason::Cancelled(_) => "cancelled",
             FinishReason::Error(_) => "error",

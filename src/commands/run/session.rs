@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
-use axe::admin::Board;
+use axe::admin::{Board, shown};
 use axe::config::Config;
 use axe::device::process::leave;
 use axe::device::telemetry::Sampler;
@@ -42,13 +42,12 @@ impl Session {
         let (wanted, of_model) = (config.clone(), path.to_owned());
         let engine = Engine::spawn(
             move |progress| axe::load::load(&wanted, &of_model, progress, &board.recv()?),
-            Options { queue_capacity: 1 },
+            Options { queue_capacity: 1, ..Options::default() },
         )
         .context("cannot start the engine's thread")?;
         let handle = engine.handle();
-        let shown = serde_json::to_value(config).unwrap_or_default();
         // The thread waits for it, so there is a receiver.
-        let _sent = send_board.send(Arc::new(Board::new(handle.clone(), shown, Sampler::new())));
+        let _sent = send_board.send(Arc::new(Board::new(handle.clone(), shown(config), Sampler::new())));
         let runtime = Builder::new_current_thread().enable_all().build().context("cannot wait for events")?;
         let answering = Answering::watch(handle.clone())?;
         runtime.block_on(loaded(&handle))?;
@@ -70,7 +69,7 @@ impl Session {
                 match event {
                     Event::Prefill { .. } => {}
                     Event::Draft { tokens, .. } => screen.draft(&model, &tokens)?,
-                    Event::Commit { tokens, text: said, reasoning: thought } => {
+                    Event::Commit { tokens, text: said, reasoning: thought, .. } => {
                         screen.commit(&said, &thought)?;
                         ids.extend(tokens);
                         text.push_str(&said);
@@ -107,7 +106,7 @@ async fn loaded(handle: &EngineHandle) -> Result<()> {
                 line.clear();
                 return Ok(());
             }
-            State::Failed { error } => {
+            State::Failed { error } | State::Hung { error } => {
                 line.clear();
                 bail!("{error}");
             }

@@ -2,11 +2,14 @@
 
 use std::time::Instant;
 
-use super::chain::{Chain, Proposers, Reach};
+use super::chain::{Certain, Chain, Proposers, Reach};
 use super::{BlockModel, BlockOptions, BlockSize, BlockStats, Costs, MOST_ROWS, Seen};
+use crate::decode::constraint::Walk;
 use crate::decode::prompt::{check_prompt, common_prefix};
 use crate::decode::sample::Sampler;
-use crate::decode::{Backend, BackendError, Generation, Memory, Sampling, SamplingError, Step, Wanted};
+use crate::decode::{
+    Allowed, Backend, BackendError, Generation, Memory, Sampling, SamplingError, Step, TokenLogprobs, Wanted,
+};
 use crate::model::{Causal, Logits};
 use crate::ops::RowTop;
 
@@ -113,11 +116,12 @@ impl<M: BlockModel> Backend for CausalBackend<M> {
         let mut stats = BlockStats::default();
         if let Some(guessing) = &mut self.guessing {
             guessing.proposers.begin(prompt);
-            stats.proposers = guessing.proposers.stats();
+            stats.proposers = guessing.proposers.stats(sampling.constraint.is_some());
         }
         Ok(Box::new(CausalGeneration {
             width: self.width(),
             sampler: Sampler::new(sampling, prompt),
+            walk: sampling.constraint.as_ref().map(|constraint| Walk::new(constraint, prompt)),
             backend: self,
             text: prompt.to_vec(),
             prompt: prompt.len(),
@@ -127,6 +131,8 @@ impl<M: BlockModel> Backend for CausalBackend<M> {
             drafted: None,
             over: false,
             stats,
+            guessed_by: Vec::new(),
+            logprobs: Vec::new(),
         }))
     }
 
@@ -148,6 +154,8 @@ struct CausalGeneration<'a, M> {
     /// Tokens of the prompt.
     prompt: usize,
     sampler: Sampler,
+    /// Where the reply is in what it must match.
+    walk: Option<Walk>,
     reused: usize,
     /// Positions in the cache. After the prompt all of the text but its last token.
     done: usize,
@@ -157,6 +165,10 @@ struct CausalGeneration<'a, M> {
     /// A step failed.
     over: bool,
     stats: BlockStats,
+    /// Who guessed each token that was committed last.
+    guessed_by: Vec<Option<usize>>,
+    /// Log-probabilities of the tokens that were committed last.
+    logprobs: Vec<TokenLogprobs>,
 }
 
 impl<M: BlockModel> CausalGeneration<'_, M> {
@@ -177,7 +189,7 @@ impl<M: BlockModel> CausalGeneration<'_, M> {
         let (chain, guesses) = match self.drafted.take() {
             Some(drafted) => drafted,
             None => {
-                let (chain, guesses) = self.guess();
+                let (chain, guesses) = self.guess()?;
                 if self.wanted.drafts && guesses > 0 {
                     let tokens = chain.tokens().take(guesses).collect();
                     self.drafted = Some((chain, guesses));
@@ -208,19 +220,26 @@ impl<M: BlockModel> CausalGeneration<'_, M> {
     }
 
     /// Guesses for the next pass, and how many of them to evaluate.
-    fn guess(&mut self) -> (Chain, usize) {
+    fn guess(&mut self) -> Result<(Chain, usize), BackendError> {
         let left = self.wanted.most.saturating_sub(self.text.len() - self.prompt);
         // A pass commits one token more than it has guesses; none of its rows lies past the context.
         let room = (self.backend.model.context() - self.done).min(left).min(self.width);
         let Some(guessing) = self.backend.guessing.as_mut().filter(|_| room > 1) else {
-            return (Chain::default(), 0);
+            return Ok((Chain::default(), 0));
+        };
+        let certain = match &mut self.walk {
+            Some(walk) => {
+                walk.allowed()?;
+                Certain { forced: walk.forced().collect(), first: walk.allowed()? }
+            }
+            None => Certain::default(),
         };
         let adapts = self.backend.options.size == BlockSize::Auto;
         let reach =
             Reach { most: room - 1, least: if adapts { HOPELESS } else { 0.0 }, ends: &self.wanted.ends };
-        let chain = guessing.proposers.chain(&mut self.text, reach, &self.sampler);
+        let chain = guessing.proposers.chain(&mut self.text, reach, &self.sampler, &certain);
         let guesses = if adapts { guessing.costs.best(chain.trusts()) } else { chain.tokens().count() };
-        (chain, guesses)
+        Ok((chain, guesses))
     }
 
     /// Evaluates the last token and the first `guesses` of a chain.
@@ -242,36 +261,63 @@ impl<M: BlockModel> CausalGeneration<'_, M> {
     /// What the model chooses at the rows of a pass that began at `start`, as far as its rows follow right tokens and have
     /// numbers for logits.
     fn choose(&mut self, start: usize, input: &[u32]) -> Result<Choices, BackendError> {
-        let (backend, sampler) = (&*self.backend, &mut self.sampler);
-        let tops = if backend.guessing.is_some() || sampler.is_greedy() {
-            backend.model.tops()?
+        let tops = if self.backend.guessing.is_some() || self.sampler.is_greedy() {
+            self.backend.model.tops()?
         } else {
             Vec::new()
         };
         let mut tokens = Vec::with_capacity(input.len());
+        self.logprobs.clear();
         for row in 0..input.len() {
-            let token = match tops.get(row).and_then(|top| sampler.choose_from(top)) {
-                Some(token) => token,
-                None => {
-                    let mut chosen = Err(SamplingError::NoLogits);
-                    backend.model.look(row, &mut |logits| {
-                        let limit = logits.len().min(backend.vocabulary);
-                        chosen = sampler.choose(&logits[..limit], start + row + 1);
-                    })?;
-                    match chosen {
-                        Ok(token) => token,
-                        // The rows before are sound. If the reply goes on, the next pass begins with this one, and fails.
-                        Err(_) if !tokens.is_empty() => break,
-                        Err(error) => return Err(error.into()),
-                    }
-                }
+            let token = match self.choose_at(row, start + row + 1, tops.get(row))? {
+                Ok(token) => token,
+                // The rows before are sound. If the reply goes on, the next pass begins with this one, and fails.
+                Err(_) if !tokens.is_empty() => break,
+                Err(error) => return Err(error),
             };
             tokens.push(token);
             if input.get(row + 1) != Some(&token) || self.wanted.ends.contains(&token) {
                 break;
             }
         }
+        self.logprobs.truncate(tokens.len());
         Ok(Choices { tops, tokens })
+    }
+
+    /// The choice for a position, from the row before it; what may stand there is asked only now that all before it is
+    /// certain. The inner error ends the text here: there is no choice.
+    fn choose_at(
+        &mut self,
+        row: usize,
+        position: usize,
+        top: Option<&RowTop>,
+    ) -> Result<Result<u32, BackendError>, BackendError> {
+        let (model, vocabulary) = (&self.backend.model, self.backend.vocabulary);
+        let sampler = &mut self.sampler;
+        let allowed = match self.walk.as_mut().map(Walk::allowed) {
+            Some(Ok(allowed)) => allowed,
+            Some(Err(error)) => return Ok(Err(error.into())),
+            None => Allowed::All,
+        };
+        let mut chosen = top.and_then(|top| sampler.choose_from(top, allowed)).map(Ok);
+        if chosen.is_none() || self.wanted.logprobs.is_some() {
+            let logprobs = self.wanted.logprobs;
+            let mut told = None;
+            model.look(row, &mut |logits| {
+                let logits = &logits[..logits.len().min(vocabulary)];
+                let chosen = chosen.get_or_insert_with(|| sampler.choose_among(logits, position, allowed));
+                if let (Ok(token), Some(most)) = (chosen, logprobs) {
+                    told = Some(TokenLogprobs::of(logits, *token, most));
+                }
+            })?;
+            self.logprobs.extend(told);
+        }
+        let token = match chosen.unwrap_or(Err(SamplingError::NoLogits)) {
+            Ok(token) => token,
+            Err(error) => return Ok(Err(error.into())),
+        };
+        let taken = self.walk.as_mut().map_or(Ok(()), |walk| walk.take(token));
+        Ok(taken.map(|()| token).map_err(Into::into))
     }
 
     /// Puts what was chosen behind the text.
@@ -289,6 +335,8 @@ impl<M: BlockModel> CausalGeneration<'_, M> {
         self.stats.passes += 1;
         self.stats.evaluated += input.len();
         self.stats.committed += tokens.len();
+        self.guessed_by = chain.hits(guesses, &tokens);
+        self.guessed_by.resize(tokens.len(), None);
         if let Some(guessing) = &mut self.backend.guessing {
             let seen = Seen {
                 text: &self.text,
@@ -323,6 +371,19 @@ impl<M: BlockModel> Generation for CausalGeneration<'_, M> {
 
     fn want(&mut self, wanted: Wanted) {
         self.wanted = wanted;
+    }
+
+    fn kept(&mut self, tokens: usize) {
+        for by in self.guessed_by.drain(tokens.min(self.guessed_by.len())..) {
+            self.stats.committed -= 1;
+            if let Some(proposer) = by.and_then(|by| self.stats.proposers.get_mut(by)) {
+                proposer.accepted -= 1;
+            }
+        }
+    }
+
+    fn logprobs(&mut self) -> Vec<TokenLogprobs> {
+        std::mem::take(&mut self.logprobs)
     }
 
     fn cached_tokens(&self) -> usize {

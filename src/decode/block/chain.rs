@@ -3,10 +3,13 @@
 use super::proposer::{Context, Guess, Proposer, Seen};
 use super::trust::{Calibration, bucket};
 use super::{BlockStats, FixedPoint, Lookup, MOST_ROWS, Pool, ProposerStats, Recycled};
-use crate::decode::Sampler;
+use crate::decode::{Allowed, Sampler};
 
 /// Most proposers.
 const PROPOSERS: usize = 4;
+
+/// Where tokens come from that only one can follow.
+const CONSTRAINT: &str = "constraint";
 
 /// Levels of the best guess's trust that are joined with the others' votes alike.
 const LEVELS: [f32; 11] = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97];
@@ -20,7 +23,8 @@ struct Link {
     /// Which proposer's guess was taken.
     by: usize,
     /// Kind for the joint calibration.
-    kind: usize,
+    /// None of a token that only one can follow.
+    kind: Option<usize>,
     said: [Option<Guess>; PROPOSERS],
 }
 
@@ -34,6 +38,13 @@ impl Chain {
     /// The guesses.
     pub(super) fn tokens(&self) -> impl Iterator<Item = u32> + '_ {
         self.links.iter().map(|link| link.token)
+    }
+
+    /// Which proposer each of some tokens was guessed by, as far as the first `offered` guesses are what they are.
+    pub(super) fn hits(&self, offered: usize, tokens: &[u32]) -> Vec<Option<usize>> {
+        let same =
+            self.links.iter().take(offered).zip(tokens).take_while(|(link, token)| link.token == **token);
+        same.map(|(link, _)| Some(link.by)).collect()
     }
 
     /// How likely each guess is right if all before it are.
@@ -51,6 +62,15 @@ pub(super) struct Reach<'a> {
     pub(super) least: f32,
     /// Tokens behind which nothing is committed: guesses at them are left out, since their row would be for nothing.
     pub(super) ends: &'a [u32],
+}
+
+/// What is certain of the tokens behind a text, by what the reply must match.
+#[derive(Debug, Default)]
+pub(super) struct Certain<'a> {
+    /// The next tokens.
+    pub(super) forced: Vec<u32>,
+    /// Of what the next one is.
+    pub(super) first: Allowed<'a>,
 }
 
 /// All proposers of a model. They stay from one generation to the next, and so do the counts of what came true. What was
@@ -98,20 +118,33 @@ impl Proposers {
         self.all.iter_mut().for_each(|proposer| proposer.read(prompt));
     }
 
-    /// No guesses yet, for each proposer.
-    pub(super) fn stats(&self) -> Vec<ProposerStats> {
+    /// No guesses yet, for each proposer, and for the constraint if there is one.
+    pub(super) fn stats(&self, constrained: bool) -> Vec<ProposerStats> {
         let names = self.all.iter().map(|proposer| proposer.name());
+        let names = names.chain(constrained.then_some(CONSTRAINT));
         names.map(|name| ProposerStats { name, offered: 0, accepted: 0 }).collect()
     }
 
     /// The chain of guesses behind a committed text, which is as it was when this returns.
-    pub(super) fn chain(&mut self, text: &mut Vec<u32>, reach: Reach<'_>, sampler: &Sampler) -> Chain {
+    pub(super) fn chain(
+        &mut self,
+        text: &mut Vec<u32>,
+        reach: Reach<'_>,
+        sampler: &Sampler,
+        certain: &Certain<'_>,
+    ) -> Chain {
         let committed = text.len();
         let mut links = Vec::with_capacity(MOST_ROWS);
         let mut all_right = 1.0;
         while links.len() < reach.most {
             let context = Context { text, committed, sampler };
-            let Some(link) = self.link(&context) else { break };
+            let place = links.len();
+            let allowed = match certain.forced.get(place) {
+                Some(&token) => Allowed::One(token),
+                None if place == 0 => certain.first,
+                None => Allowed::All,
+            };
+            let Some(link) = self.link(&context, allowed) else { break };
             all_right *= link.trust;
             if all_right < reach.least && !links.is_empty() || reach.ends.contains(&link.token) {
                 break;
@@ -126,10 +159,13 @@ impl Proposers {
         Chain { links }
     }
 
-    fn link(&mut self, context: &Context<'_>) -> Option<Link> {
+    fn link(&mut self, context: &Context<'_>, allowed: Allowed<'_>) -> Option<Link> {
         let mut said = [None; PROPOSERS];
         for (said, proposer) in said.iter_mut().zip(&mut self.all) {
-            *said = proposer.propose(context);
+            *said = proposer.propose(context).filter(|guess| allowed.has(guess.token));
+        }
+        if let Allowed::One(token) = allowed {
+            return Some(Link { token, trust: 1.0, by: self.all.len(), kind: None, said });
         }
         // The first of equals, so that it is the same every time.
         let (by, best) = said
@@ -140,7 +176,7 @@ impl Proposers {
         let others = said.iter().flatten().filter(|guess| guess.token == best.token).count() - 1;
         let against = said.iter().flatten().any(|guess| guess.token != best.token);
         let kind = bucket(best.trust, &LEVELS) * VOTES + others.min(2) * 2 + usize::from(against);
-        Some(Link { token: best.token, trust: self.joint.trust(kind), by, kind, said })
+        Some(Link { token: best.token, trust: self.joint.trust(kind), by, kind: Some(kind), said })
     }
 
     /// Learns from a pass whose input was the first `offered` guesses of a chain.
@@ -152,7 +188,9 @@ impl Proposers {
                 }
             }
             let hit = link.token == token;
-            self.joint.learn(link.kind, hit);
+            if let Some(kind) = link.kind {
+                self.joint.learn(kind, hit);
+            }
             if hit && place < offered {
                 stats.proposers[link.by].accepted += 1;
             }
@@ -189,7 +227,7 @@ mod tests {
     /// Generates `said` behind a prompt, a token a pass; each pass has 30 for a wrong guess, behind which 31 would come.
     fn generate(proposers: &mut Proposers, prompt: &[u32], said: &[u32]) {
         let sampler = Sampler::new(&Sampling::default(), &[]);
-        let mut stats = BlockStats { proposers: proposers.stats(), ..BlockStats::default() };
+        let mut stats = BlockStats { proposers: proposers.stats(false), ..BlockStats::default() };
         proposers.begin(prompt);
         proposers.read(prompt);
         let mut text = prompt.to_vec();
@@ -209,7 +247,7 @@ mod tests {
         proposers.read(prompt);
         let reach = Reach { most: 3, least: 0.0, ends: &[] };
         let sampler = Sampler::new(&Sampling::default(), &[]);
-        proposers.chain(&mut prompt.to_vec(), reach, &sampler).tokens().collect()
+        proposers.chain(&mut prompt.to_vec(), reach, &sampler, &Certain::default()).tokens().collect()
     }
 
     #[test]

@@ -94,6 +94,24 @@ pub struct BlockStats {
     pub proposers: Vec<ProposerStats>,
 }
 
+impl BlockStats {
+    /// Adds what another generation took.
+    pub fn add(&mut self, other: &Self) {
+        self.passes += other.passes;
+        self.evaluated += other.evaluated;
+        self.committed += other.committed;
+        for more in &other.proposers {
+            match self.proposers.iter_mut().find(|made| made.name == more.name) {
+                Some(made) => {
+                    made.offered += more.offered;
+                    made.accepted += more.accepted;
+                }
+                None => self.proposers.push(more.clone()),
+            }
+        }
+    }
+}
+
 /// Guesses of one proposer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ProposerStats {

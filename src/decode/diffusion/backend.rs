@@ -1,10 +1,13 @@
 //! The loop over canvases: encode what is not encoded yet, denoise, commit, again.
 
 use super::canvas::{Canvas, Denoised, Noise};
+use super::gap::{Around, Gap};
 use super::model::CanvasModel;
 use super::plan::Plan;
 use crate::decode::prompt::{check_prompt, common_prefix};
-use crate::decode::{Backend, BackendError, DenoisingStats, Generation, Memory, Sampling, Step};
+use crate::decode::{
+    Backend, BackendError, DenoisingStats, Generation, Memory, Sampling, Step, Texts, Wanted,
+};
 use crate::model::ModelError;
 use crate::model::diffusion_gemma::{GenerationConfig, RowChoice};
 
@@ -103,23 +106,32 @@ impl<M: CanvasModel> Backend for DiffusionBackend<M> {
         prompt: &[u32],
         sampling: &Sampling,
     ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        Ok(Box::new(self.generation(prompt, sampling)?))
+    }
+
+    fn infill<'a>(
+        &'a mut self,
+        texts: Texts<'_>,
+        sampling: &Sampling,
+    ) -> Result<Box<dyn Generation + 'a>, BackendError> {
+        let Texts { prompt, plain, suffix } = texts;
+        check_prompt(prompt, self.model.context(), self.vocabulary)?;
         let vocabulary = self.vocabulary;
-        check_prompt(prompt, self.model.context(), vocabulary)?;
-        let plan = Plan::for_request(&self.config, sampling)?;
-        // Keys and values are all that a canvas needs of what stands before it: not even the last token runs again.
-        let common = common_prefix(&self.cached, prompt);
-        let reused = if self.model.reusable(common) { common } else { 0 };
-        Ok(Box::new(DiffusionGeneration {
-            noise: Noise { seed: sampling.seed, vocabulary },
-            backend: self,
-            prompt: prompt.to_vec(),
-            plan,
-            reused,
-            done: reused,
-            canvases: 0,
-            phase: Phase::Prefill,
-            stats: DenoisingStats::default(),
-        }))
+        if let Some(&id) = suffix.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(ModelError::UnknownToken { id, vocabulary }.into());
+        }
+        // Something must be encoded before a canvas.
+        let held = Gap::held(self.model.canvas(), plain).min(prompt.len() - 1);
+        let (encoded, before) = prompt.split_at(prompt.len() - held);
+        let GenerationConfig { eos, pad, .. } = &self.config;
+        let around = Around {
+            before: before.to_vec(),
+            suffix: suffix.to_vec(),
+            fill: eos.first().or(pad.as_ref()).copied().unwrap_or_default(),
+            ends: eos.iter().chain(pad).copied().collect(),
+        };
+        let generation = self.generation(encoded, sampling)?;
+        Ok(Box::new(DiffusionGeneration { around: Some(around), ..generation }))
     }
 
     fn context_length(&self) -> usize {
@@ -128,6 +140,38 @@ impl<M: CanvasModel> Backend for DiffusionBackend<M> {
 
     fn memory(&self) -> Memory {
         self.model.memory()
+    }
+}
+
+impl<M: CanvasModel> DiffusionBackend<M> {
+    fn generation(
+        &mut self,
+        prompt: &[u32],
+        sampling: &Sampling,
+    ) -> Result<DiffusionGeneration<'_, M>, BackendError> {
+        let vocabulary = self.vocabulary;
+        check_prompt(prompt, self.model.context(), vocabulary)?;
+        if sampling.constraint.is_some() || !sampling.logit_bias.is_empty() {
+            return Err("a model that denoises knows neither constraints nor biases on tokens".into());
+        }
+        let plan = Plan::for_request(&self.config, sampling)?;
+        // Keys and values are all that a canvas needs of what stands before it: not even the last token runs again.
+        let common = common_prefix(&self.cached, prompt);
+        let reused = if self.model.reusable(common) { common } else { 0 };
+        Ok(DiffusionGeneration {
+            noise: Noise { seed: sampling.seed, vocabulary },
+            backend: self,
+            prompt: prompt.to_vec(),
+            around: None,
+            gap: None,
+            most: usize::MAX,
+            plan,
+            reused,
+            done: reused,
+            canvases: 0,
+            phase: Phase::Prefill,
+            stats: DenoisingStats::default(),
+        })
     }
 }
 
@@ -141,6 +185,8 @@ enum Phase {
     Denoise(Canvas),
     /// Hands a finished canvas over.
     Commit(Vec<u32>),
+    /// Nothing: the gap is filled.
+    Filled,
     /// Nothing: a step failed.
     Over,
 }
@@ -148,6 +194,12 @@ enum Phase {
 struct DiffusionGeneration<'a, M> {
     backend: &'a mut DiffusionBackend<M>,
     prompt: Vec<u32>,
+    /// What stands around the gap that is to be filled, until it is begun. Otherwise canvases follow each other.
+    around: Option<Around>,
+    /// That gap.
+    gap: Option<Gap>,
+    /// Most tokens that are wanted.
+    most: usize,
     plan: Plan,
     noise: Noise,
     reused: usize,
@@ -163,12 +215,21 @@ impl<M: CanvasModel> DiffusionGeneration<'_, M> {
     fn advance(&mut self) -> Result<Step, BackendError> {
         match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Over => Err("the generation has ended with an error".into()),
+            Phase::Filled => Err("the gap is filled: nothing is left to generate".into()),
             Phase::Prefill => self.prefill(),
             Phase::Begin(committed) => {
                 let canvas = self.begin(&committed)?;
                 self.denoise(canvas)
             }
             Phase::Denoise(canvas) => self.denoise(canvas),
+            Phase::Commit(mut tokens) if self.gap.is_some() => {
+                self.phase = Phase::Filled;
+                let config = &self.backend.config;
+                let ends = |id: &u32| config.eos.contains(id) || config.pad == Some(*id);
+                // Nothing was drawn to stand behind an end: the suffix does.
+                tokens.truncate(tokens.iter().position(ends).map_or(usize::MAX, |end| end + 1));
+                Ok(Step::Commit(tokens))
+            }
             Phase::Commit(tokens) => {
                 self.phase = Phase::Begin(tokens.clone());
                 Ok(Step::Commit(tokens))
@@ -200,10 +261,25 @@ impl<M: CanvasModel> DiffusionGeneration<'_, M> {
             self.backend.encode(tokens, self.done)?;
             self.done += tokens.len();
         }
-        let canvas = Canvas::new(self.canvases, self.backend.model.canvas(), &self.plan, self.noise);
+        let rows = self.backend.model.canvas();
+        if let Some(around) = self.around.take() {
+            let left = context.saturating_sub(start + around.before.len());
+            self.gap = Some(Gap::new(rows, around, self.most.min(left), self.backend.vocabulary));
+        }
+        let canvas = self.canvas(rows);
         self.canvases += 1;
         self.stats.canvases += 1;
         Ok(canvas)
+    }
+
+    /// Noise, before whatever is to stand behind it.
+    fn canvas(&self, rows: usize) -> Canvas {
+        match &self.gap {
+            None => Canvas::new(self.canvases, rows, &self.plan, self.noise),
+            Some(gap) => {
+                Canvas::between(0, gap.before(), gap.length(), &gap.behind(), &self.plan, self.noise)
+            }
+        }
     }
 
     fn denoise(&mut self, mut canvas: Canvas) -> Result<Step, BackendError> {
@@ -219,7 +295,12 @@ impl<M: CanvasModel> DiffusionGeneration<'_, M> {
         if self.stats.accepted.len() < MOST_TOLD {
             self.stats.accepted.push(accepted as u32);
         }
-        self.phase = if done { Phase::Commit(argmax.clone()) } else { Phase::Denoise(canvas) };
+        let again = self.gap.as_mut().is_some_and(|gap| gap.look(&choices, canvas.steps(), done));
+        self.phase = match (again, done) {
+            (true, _) => Phase::Denoise(self.canvas(choices.len())),
+            (false, true) => Phase::Commit(argmax.clone()),
+            (false, false) => Phase::Denoise(canvas),
+        };
         Ok(Step::Draft { tokens: argmax, entropy: entropies })
     }
 }
@@ -228,6 +309,14 @@ impl<M: CanvasModel> Generation for DiffusionGeneration<'_, M> {
     fn step(&mut self) -> Result<Step, BackendError> {
         // After a failure nobody knows what ran, nor whether its numbers are sound.
         self.advance().inspect_err(|_| self.backend.cached.clear())
+    }
+
+    fn want(&mut self, wanted: Wanted) {
+        self.most = wanted.most;
+    }
+
+    fn complete(&self) -> bool {
+        matches!(self.phase, Phase::Filled)
     }
 
     fn cached_tokens(&self) -> usize {

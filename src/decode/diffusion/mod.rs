@@ -8,6 +8,7 @@ mod acceptance;
 mod backend;
 mod canvas;
 mod distribution;
+mod gap;
 mod gemma;
 mod manifest;
 mod model;

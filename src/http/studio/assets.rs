@@ -1,7 +1,7 @@
 //! The pages and what they load, embedded in the program.
 
 use axum::extract::Path;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 
@@ -18,6 +18,7 @@ struct Asset {
 
 const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
 
 macro_rules! asset {
     ($name:literal, $kind:expr) => {
@@ -26,29 +27,42 @@ macro_rules! asset {
 }
 
 const CHAT: Asset = asset!("index.html", HTML);
+const EDIT: Asset = asset!("edit.html", HTML);
 
 /// What pages load, by name under `/studio/`.
 const FILES: &[Asset] = &[
     asset!("answer.js", SCRIPT),
+    asset!("diff.js", SCRIPT),
     asset!("draft.js", SCRIPT),
+    asset!("edit.css", STYLE),
+    asset!("edit.js", SCRIPT),
     asset!("events.js", SCRIPT),
+    asset!("history.js", SCRIPT),
     asset!("icon.svg", "image/svg+xml"),
     asset!("main.js", SCRIPT),
+    asset!("page.js", SCRIPT),
+    asset!("paper.js", SCRIPT),
     asset!("plots.js", SCRIPT),
     asset!("recording.js", SCRIPT),
+    asset!("replay.js", SCRIPT),
     asset!("settings.js", SCRIPT),
     asset!("store.js", SCRIPT),
-    asset!("studio.css", "text/css; charset=utf-8"),
+    asset!("studio.css", STYLE),
 ];
 
 /// Scripts and styles come from here only, nothing is inline, nothing leaves for elsewhere, nobody frames the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Whether `path` is a page or a part of one, which anybody may load.
-pub(in crate::http) fn is_page(path: &str) -> bool {
+/// Whether a request is for a page or a part of one, which anybody may load.
+pub(in crate::http) fn is_page(method: &Method, path: &str) -> bool {
     path == "/"
+        || (path == "/edit" && *method != Method::POST)
         || path.strip_prefix("/studio/").is_some_and(|name| FILES.iter().any(|file| file.name == name))
+}
+
+pub(in crate::http) async fn editor(headers: HeaderMap) -> Response {
+    serve(&EDIT, &headers)
 }
 
 pub(super) async fn page(headers: HeaderMap) -> Response {
@@ -94,7 +108,7 @@ mod tests {
 
     #[test]
     fn pages_hold_nothing_that_their_policy_forbids() {
-        for page in [&CHAT] {
+        for page in [&CHAT, &EDIT] {
             for forbidden in
                 [" style=\"", " onclick=", " onload=", "<style", "javascript:", "http://", "https://"]
             {

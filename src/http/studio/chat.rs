@@ -29,13 +29,14 @@ use crate::http::chat::{ENABLE_THINKING, Prepared, prepare};
 use crate::http::completions::check_model;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, quoted};
+use crate::http::generation::one_answer;
 use crate::http::reply::{broke_off, figures, outcome, submit, usage_json};
 use crate::http::sse::{Frames, respond_with};
-use crate::http::{App, hex, random};
-use crate::text::ChatTemplate;
+use crate::http::{App, exchange, random};
+use crate::text::{ChatTemplate, Tokenizer};
 
 /// What the API calls `steps`.
-const MAX_STEPS: &str = "max_denoising_steps";
+pub(in crate::http) const MAX_STEPS: &str = "max_denoising_steps";
 
 pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (turn, body) = json_object(request, &app).await?;
@@ -44,6 +45,7 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
     for fixed in ["stream", "stream_options"] {
         fields.refuse(fixed, "this route always streams", |_| false)?;
     }
+    one_answer(&mut fields, "the studio shows one answer, without figures of its tokens")?;
     match (fields.string("backend")?.as_deref(), &app.remote) {
         (None | Some(LOCAL), _) => {
             check_model(&mut fields, &app)?;
@@ -63,12 +65,14 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
     let Prepared { model, prompt, generation } =
         prepared.map_err(|error| if steps { error.renamed(MAX_STEPS, "steps") } else { error })?;
     let request = engine::Request {
-        id: format!("studio-{}", hex(&random::<12>()?)),
+        id: format!("studio-{}", exchange::number()?),
         prompt,
         sampling: generation.sampling,
         stop: generation.stop,
         channels: true,
         drafts: true,
+        calls: generation.calls,
+        ..engine::Request::default()
     };
     let seed = request.sampling.seed;
     let events = submit(&app, request, "messages")?.events;
@@ -76,8 +80,8 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
     Ok(respond_with(frames, app.server.ping_interval))
 }
 
-/// From the studio's words to those of the API. Who sends both must mean the same.
-fn translate(fields: &mut Fields, app: &App) -> Result<(), ApiError> {
+/// The most denoising steps, by the short name. Who sends both names must mean the same.
+pub(in crate::http) fn steps(fields: &mut Fields) -> Result<(), ApiError> {
     if let Some(steps) = fields.take("steps") {
         if let Some(other) = fields.take(MAX_STEPS)
             && other != steps
@@ -87,6 +91,22 @@ fn translate(fields: &mut Fields, app: &App) -> Result<(), ApiError> {
         }
         fields.put(MAX_STEPS, steps);
     }
+    Ok(())
+}
+
+/// A seed of the server's choice must survive the numbers of JavaScript, to be asked for again.
+pub(in crate::http) fn seed_for_browsers(fields: &mut Fields) -> Result<(), ApiError> {
+    let seed = match fields.take("seed") {
+        Some(seed) => seed,
+        None => u32::from_le_bytes(random::<4>()?).into(),
+    };
+    fields.put("seed", seed);
+    Ok(())
+}
+
+/// From the studio's words to those of the API. Who sends both must mean the same.
+fn translate(fields: &mut Fields, app: &App) -> Result<(), ApiError> {
+    steps(fields)?;
     if let Some(thinking) = fields.boolean("thinking")? {
         let knows = |model: Arc<Model>| model.template.as_ref().is_some_and(ChatTemplate::knows_thinking);
         if thinking && app.engine.model().is_some_and(|model| !knows(model)) {
@@ -99,13 +119,7 @@ fn translate(fields: &mut Fields, app: &App) -> Result<(), ApiError> {
         }
         fields.put("chat_template_kwargs", extra);
     }
-    // A seed of the server's choice must survive the numbers of JavaScript, to be asked for again.
-    if let Some(seed) = fields.take("seed") {
-        fields.put("seed", seed);
-    } else {
-        fields.put("seed", u32::from_le_bytes(random::<4>()?));
-    }
-    Ok(())
+    seed_for_browsers(fields)
 }
 
 fn contradiction(ours: &str, name: &str) -> ApiError {
@@ -125,15 +139,10 @@ impl Frames for Answer {
                 (frame("prefill", &json!({ "done": done, "total": total })), false)
             }
             Some(Event::Draft { tokens, entropy, canvas, step }) => {
-                let draft = json!({
-                    "canvas": canvas,
-                    "step": step,
-                    "tokens": pieces(&self.model.tokenizer, &tokens),
-                    "entropy": entropy.iter().map(|nats| (f64::from(*nats) * 1e4).round() / 1e4).collect::<Vec<_>>(),
-                });
+                let draft = draft(&self.model.tokenizer, &tokens, &entropy, canvas, step);
                 (frame("draft", &draft), false)
             }
-            Some(Event::Commit { tokens, text, reasoning }) => {
+            Some(Event::Commit { tokens, text, reasoning, .. }) => {
                 let commit = json!({ "text": text, "reasoning": reasoning, "tokens": tokens.len() });
                 (frame("commit", &commit), false)
             }
@@ -154,6 +163,23 @@ impl Frames for Answer {
     }
 }
 
-pub(super) fn frame(name: &str, data: &Value) -> String {
+/// A draft as pages read it: texts (null: structure) and nats, one a token.
+pub(in crate::http) fn draft(
+    tokenizer: &Tokenizer,
+    tokens: &[u32],
+    entropy: &[f32],
+    canvas: usize,
+    step: usize,
+) -> Value {
+    json!({
+        "canvas": canvas,
+        "step": step,
+        "tokens": pieces(tokenizer, tokens),
+        "entropy": entropy.iter().map(|nats| (f64::from(*nats) * 1e4).round() / 1e4).collect::<Vec<_>>(),
+    })
+}
+
+/// A named event with its data.
+pub(in crate::http) fn frame(name: &str, data: &Value) -> String {
     format!("event: {name}\ndata: {data}\n\n")
 }

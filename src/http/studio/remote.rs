@@ -19,6 +19,7 @@ use crate::http::error::ApiError;
 use crate::http::fields::{Fields, quoted};
 use crate::http::generation::Asked;
 use crate::http::messages;
+use crate::http::reply::Dialect;
 use crate::http::sse::{Frames, respond_with};
 
 /// Most time to reach the server.
@@ -101,7 +102,7 @@ impl Remote {
             let error = ApiError::refused(StatusCode::NOT_FOUND, message);
             return Err(error.param("model").code("model_not_found"));
         }
-        let messages = messages::read(fields.take("messages"))?;
+        let messages = messages::read(fields.take("messages"), app.server.max_messages)?;
         fields.refuse("thinking", "this backend cannot be told whether to think", |v| {
             *v == Value::Bool(false)
         })?;
@@ -110,11 +111,17 @@ impl Remote {
                 |v: &Value| *v == Value::Bool(false) || v.as_object().is_some_and(Map::is_empty);
             fields.refuse(name, "this backend's API has no such field", asks_nothing)?;
         }
+        for name in ["logit_bias", "response_format", "grammar", "json_schema"] {
+            let asks_nothing = |v: &Value| {
+                v.as_str() == Some("") || v.get("type").map_or(v == &json!({}), |kind| kind == "text")
+            };
+            fields.refuse(name, "this backend is not asked for it", asks_nothing)?;
+        }
         let mut body = Map::new();
         body.insert("model".to_owned(), self.model().into());
         body.insert("messages".to_owned(), messages);
         let mut given = fields.clone();
-        Asked::read(&mut fields, app)?;
+        Asked::read(&mut fields, app, Dialect::Chat)?;
         log_rest(&fields);
         let given = PASSED_ON.iter().filter_map(|name| Some(((*name).to_owned(), given.take(name)?)));
         body.extend(given);

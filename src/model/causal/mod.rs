@@ -2,6 +2,7 @@
 
 mod builder;
 mod finder;
+mod joined;
 mod layer;
 mod layer_weights;
 mod parts;
@@ -22,8 +23,9 @@ use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device};
 use crate::ops::{
-    CacheKind, Format, Kernels, LatentHeads, Matrix, RowTop, read_choices, self_test, self_test_choice,
-    self_test_latent, self_test_moe, self_test_products, self_test_router, self_test_stream,
+    CacheKind, Format, Joiner, Kernels, LatentHeads, Matrix, RowTop, read_choices, self_test,
+    self_test_choice, self_test_latent, self_test_moe, self_test_products, self_test_router,
+    self_test_stream,
 };
 use layer::{Layer, Loader};
 use parts::Parts;
@@ -48,6 +50,8 @@ pub struct LoadOptions {
     pub cache: CacheKind,
     /// Where repacked weights are kept.
     pub cache_dir: Option<PathBuf>,
+    /// Make one launch of a pass of a few rows where the device can: faster on processors, and the same bits.
+    pub join: bool,
 }
 
 /// Which rows of a pass get logits.
@@ -82,6 +86,9 @@ pub struct Causal {
     /// Rows of the last pass that have logits.
     rows_with_logits: usize,
     prepared: HashMap<(usize, Logits), Pass>,
+    /// What makes one launch of a narrow pass.
+    joiner: Option<Joiner>,
+    joining_failed: bool,
     embedded: Vec<f32>,
 }
 
@@ -197,8 +204,7 @@ impl Causal {
         });
         let scratch = Scratch::new(&device, &strides, scratch_rows)?;
         gguf.release(); // only rows of the embedding are read from now on
-        progress(1.0);
-        Ok(Self {
+        let mut model = Self {
             kernels,
             gguf,
             embedding: parts.embedding,
@@ -214,10 +220,17 @@ impl Causal {
             choice_limit: config.vocabulary,
             rows_with_logits: 0,
             prepared: HashMap::new(),
+            joiner: None,
+            joining_failed: false,
             embedded: Vec::new(),
             config,
             device,
-        })
+        };
+        if options.join {
+            model.join_passes()?;
+        }
+        progress(1.0);
+        Ok(model)
     }
 
     /// The model's sizes and switches.
@@ -275,7 +288,10 @@ impl Causal {
                 // The narrow ones come back all the time; a wide one belongs to the end of one prompt.
                 self.prepared.retain(|(rows, _), _| *rows <= NARROW);
             }
-            let pass = builder::pass(self, rows, logits)?;
+            let mut pass = builder::pass(self, rows, logits)?;
+            if let Some(joiner) = self.joiner.as_ref().filter(|_| rows <= NARROW) {
+                pass.join(&self.device, joiner)?;
+            }
             tracing::debug!(rows, ?logits, launches = pass.len(), "prepared a pass");
             self.prepared.insert(key, pass);
         }
@@ -284,6 +300,16 @@ impl Causal {
         }
         self.device.flush()?;
         Ok(())
+    }
+
+    /// Enqueues what a pass like the last one of `rows` rows costs beside its kernels' work, where it is one launch; false
+    /// where it is not. Nothing is computed.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn run_hollow(&mut self, rows: usize, logits: Logits) -> Result<bool, ModelError> {
+        let pass = self.prepared.get_mut(&(rows, logits));
+        Ok(pass.map_or(Ok(false), |pass| pass.run_hollow(&self.device))?)
     }
 
     /// Launches of a pass of `rows` rows; 0 before the first such pass.

@@ -1,7 +1,7 @@
 //! The products of all experts, in one launch each.
 
 use super::routing::{Routing, most_blocks};
-use crate::device::{Arg, Buffer, Device, Launch};
+use crate::device::{Arg, Buffer, Device, Launch, Work};
 use crate::ops::check::{check, holds_floats, int};
 use crate::ops::kernels::{Kernels, OpsError};
 use crate::ops::{Activation, Finish, Matrix, ROW_MULTIPLE, TILE, activate, round_up};
@@ -24,6 +24,17 @@ impl Experts {
     /// Pairs of tiles of one expert.
     pub(in crate::ops) fn pairs(&self) -> usize {
         self.matrix.rows / self.experts.max(1) / ROW_MULTIPLE
+    }
+
+    /// What so many rows at their experts take: an expert is read once, and no more of them than there are rows.
+    fn work(&self, slots: usize) -> Work {
+        let experts = self.experts.max(1);
+        let each = self.matrix.rows / experts;
+        Work {
+            bytes: (self.matrix.bytes() / experts * slots.min(experts)) as u64,
+            operations: 2 * (slots * each * self.matrix.columns) as u64,
+            ..Work::default()
+        }
     }
 
     pub(in crate::ops) fn check(
@@ -93,7 +104,8 @@ impl Kernels {
             ],
             &[inner_groups, most_blocks(routing.experts, slots)],
             Some(&[1, 1]),
-        )?)
+        )?
+        .doing(experts.work(slots)))
     }
 
     /// The second product of every slot. `out`: f32 `[rows * top][stride]`, of which the outputs padded to
@@ -136,7 +148,8 @@ impl Kernels {
             ],
             &[experts.pairs(), most_blocks(routing.experts, slots)],
             Some(&[1, 1]),
-        )?)
+        )?
+        .doing(experts.work(slots)))
     }
 }
 

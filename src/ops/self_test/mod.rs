@@ -105,9 +105,14 @@ fn compare(
     tolerance: f64,
 ) -> Result<(), OpsError> {
     let largest = expected.iter().fold(1e-3f64, |top, v| top.max(v.abs()));
+    let allowed = tolerance * largest;
+    let mut worst = 0f64;
     for (i, (&f, &e)) in found.iter().zip(expected).enumerate() {
         let off = (f64::from(f) - e).abs();
-        if off.is_nan() || off > tolerance * largest {
+        // Where nothing is allowed, nothing is a share of it.
+        worst = worst.max(if off == 0.0 { 0.0 } else { off / allowed });
+        if off.is_nan() || off > allowed {
+            device.note_check(kernel, worst, false);
             return Err(OpsError::SelfTest {
                 kernel: kernel.to_owned(),
                 device: device.info().name.clone(),
@@ -115,6 +120,7 @@ fn compare(
             });
         }
     }
+    device.note_check(kernel, worst, true);
     Ok(())
 }
 

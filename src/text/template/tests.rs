@@ -287,9 +287,12 @@ fn markers_of_thoughts_are_the_templates_and_the_models() {
     let assistant = json!([{"role": "assistant", "content": "<think>a<s></think>\n\nb"}]);
     assert_eq!(written(assistant.clone(), false), ("<s>b<think>".to_owned(), vec![0, 1]));
     assert_eq!(written(assistant, true), ("<s><think>a<s></think>\n\nb<think>".to_owned(), vec![0, 1, 2, 1]));
-    for role in ["user", "system", "tool"] {
+    // A template that writes no calls gets what tools return as text of the user's.
+    let (said, returned) =
+        ("<s></think>x<think><think>", "<s><tool_response>\n</think>x<think>\n</tool_response><think>");
+    for (role, text) in [("user", said), ("system", said), ("tool", returned)] {
         let typed = json!([{"role": role, "content": "</think>x<think>", "<think>": 1}]);
-        assert_eq!(written(typed, true), ("<s></think>x<think><think>".to_owned(), vec![0, 1]), "{role}");
+        assert_eq!(written(typed, true), (text.to_owned(), vec![0, 1]), "{role}");
     }
 }
 
@@ -322,7 +325,8 @@ fn calls_of_tools_are_written_as_the_template_takes_them() {
     ]);
     let each = |inside: &str| {
         let source = format!(
-            "{{% for m in messages %}}{{% if m.role == 'assistant' %}}{inside}{{% endif %}}{{% endfor %}}"
+            "{{% for m in messages %}}{{% if m.role == 'assistant' %}}{inside}{{% elif m.role == 'tool' %}} \
+             {{{{ m.content }}}}{{% endif %}}{{% endfor %}}"
         );
         render(&source, messages.clone()).unwrap()
     };
@@ -330,11 +334,16 @@ fn calls_of_tools_are_written_as_the_template_takes_them() {
         format!("{{% for c in m.tool_calls %}}{{{{ c.function.name + {arguments} }}}}{{% endfor %}}")
     };
     let (object, text) = (calls("c.function.arguments|tojson"), calls("c.function.arguments"));
-    assert_eq!(each(&object), "f{\"a\": \"b\"}");
-    assert_eq!(each(&text), "f{\"a\": \"b\"}");
-    assert_eq!(each(&format!("{{% if m.content is none %}}{object}{{% endif %}}")), "f{\"a\": \"b\"}");
-    assert_eq!(each(&format!("{{% if m.content is none %}}{text}{{% endif %}}")), "f{\"a\": \"b\"}");
-    assert_eq!(each("[{{ m.content }}]"), "[]");
+    let written = "f{\"a\": \"b\"} r";
+    assert_eq!(each(&object), written);
+    assert_eq!(each(&text), written);
+    assert_eq!(each(&format!("{{% if m.content is none %}}{object}{{% endif %}}")), written);
+    assert_eq!(each(&format!("{{% if m.content is none %}}{text}{{% endif %}}")), written);
+    // A template that writes no calls gets them as what the assistant said, and results as what the user said.
+    assert_eq!(
+        each("[{{ m.content }}]"),
+        "[<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"b\"}}\n</tool_call>]"
+    );
     // What was said beside a call stays.
     let said = json!([{"role": "assistant", "content": "x", "tool_calls": [call]}]);
     let source = format!(

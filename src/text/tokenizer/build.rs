@@ -116,6 +116,7 @@ impl Tokenizer {
             pad: vocabulary.pad,
             ends,
             channel,
+            fim: vocabulary.fim,
             add_bos: vocabulary.add_bos.unwrap_or(adds_bos),
             add_eos: vocabulary.add_eos.unwrap_or(false),
         })

@@ -1,27 +1,10 @@
 // One answer on the page: its thoughts, its text as it settles, the scrubber and the figures.
 
 import { DraftView } from "./draft.js";
-import { bars, line } from "./plots.js";
+import { button, make, seconds } from "./page.js";
+import { bars } from "./plots.js";
 import { Recording } from "./recording.js";
-
-function make(name, className, text) {
-  const node = document.createElement(name);
-  if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
-  return node;
-}
-
-function button(label, className, act) {
-  const node = make("button", className, label);
-  node.type = "button";
-  node.addEventListener("click", act);
-  return node;
-}
-
-function seconds(value) {
-  if (value < 0.1) return `${(1000 * value).toFixed(1)} ms`;
-  return value < 10 ? `${value.toFixed(2)} s` : `${value.toFixed(1)} s`;
-}
+import { replay } from "./replay.js";
 
 /** The view of one answer, live or remembered. */
 export class AnswerView {
@@ -99,60 +82,11 @@ export class AnswerView {
   }
 
   scrubber() {
-    const row = make("div", "replay");
-    const last = this.recording.length - 1;
-    const range = make("input");
-    Object.assign(range, { type: "range", min: 0, max: last, value: last });
-    range.setAttribute("aria-label", "Replay of the draft");
-    const told = make("output", "", "");
-    let timer = null;
-    const show = (index) => {
-      range.value = index;
-      if (index >= last) {
-        this.paint(this.answer.text, this.answer.reasoning);
-        this.draft.clear();
-        told.textContent = "as it stands";
-      } else {
-        const moment = this.recording.at(index);
-        this.paint(moment.text, moment.reasoning);
-        this.draft.show(moment.tokens);
-        const { c, s } = moment.frame;
-        told.textContent = s ? `canvas ${c + 1} · step ${s}` : moment.frame.d ? `guess ${index + 1}` : "committed";
-      }
-      this.plot?.show(index);
-      range.setAttribute("aria-valuetext", told.textContent);
+    const show = (moment) => {
+      this.paint(moment ? moment.text : this.answer.text, moment ? moment.reasoning : this.answer.reasoning);
+      this.draft.show(moment ? moment.tokens : []);
     };
-    const halt = () => {
-      clearInterval(timer);
-      timer = null;
-      play.setAttribute("aria-label", "Play the drafts");
-      play.textContent = "▶";
-    };
-    const play = button("▶", "icon", () => {
-      if (timer) return halt();
-      let at = Number(range.value) >= last ? 0 : Number(range.value);
-      play.textContent = "❚❚";
-      play.setAttribute("aria-label", "Pause");
-      timer = setInterval(() => {
-        show(at);
-        if (at >= last) halt();
-        at += 1;
-      }, Math.max(60, Math.min(260, 6000 / last)));
-      show(at);
-    });
-    play.setAttribute("aria-label", "Play the drafts");
-    range.addEventListener("input", () => {
-      halt();
-      show(Number(range.value));
-    });
-    row.append(play, range, told);
-    const points = this.recording.certainty();
-    if (points.length > 1) {
-      this.plot = line(points, "Mean entropy of the draft, step by step");
-      row.append(this.plot);
-    }
-    this.below.append(row);
-    show(last);
+    this.below.append(replay(this.recording, show));
   }
 
   figures() {

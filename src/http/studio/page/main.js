@@ -2,40 +2,16 @@
 
 import { AnswerView } from "./answer.js";
 import { headers, post } from "./events.js";
+import { announcer, backends as offered, element, openPanel, state, toast, watch as look } from "./page.js";
 import { Settings } from "./settings.js";
 import { keep, open, recall } from "./store.js";
 
 /** Questions to begin with, for models that chat. */
 const STARTERS = ["What is the capital of France?", "List the months of the year.", "Write three lines about rain."];
 
-const element = (id) => document.getElementById(id);
 const settings = new Settings();
 const announce = announcer();
 let store, backends = [], backend = null, chats = [], chat = null, running = null;
-
-/** A place whose text screen readers say. */
-function announcer() {
-  const place = document.createElement("p");
-  place.className = "quiet";
-  place.setAttribute("aria-live", "polite");
-  document.body.append(place);
-  return (text) => (place.textContent = text);
-}
-
-function state(name, text) {
-  element("state").dataset.state = name;
-  element("state").lastElementChild.textContent = text;
-}
-
-function toast(text) {
-  document.querySelector(".toast")?.remove();
-  const note = document.createElement("p");
-  note.className = "toast";
-  note.setAttribute("role", "status");
-  note.textContent = text;
-  document.body.append(note);
-  setTimeout(() => note.remove(), 3500);
-}
 
 // Chats
 
@@ -198,43 +174,17 @@ async function send(text) {
 
 async function watch() {
   if (running || document.hidden) return;
-  try {
-    const ready = await fetch("/ready");
-    const told = await ready.json();
-    if (ready.ok) state("ready", backend ? backend.device || "ready" : "ready");
-    else state("starting", told.error ?? told.what ?? told.status ?? "starting");
-  } catch {
-    state("down", "no connection");
-  }
+  await look(() => backend?.device || "ready");
 }
 
 async function connect() {
-  for (;;) {
-    try {
-      const answer = await fetch("/studio/backends", { headers: headers(settings.key) });
-      if (answer.ok) {
-        backends = (await answer.json()).backends;
-        break;
-      }
-      const told = await answer.json().catch(() => ({}));
-      state("starting", told.error?.message ?? "starting");
-    } catch {
-      state("down", "no connection");
-    }
-    await new Promise((resolve) => setTimeout(resolve, 1000));
-  }
+  backends = await offered(() => headers(settings.key));
   element("backend").replaceChildren(...backends.map((each) => new Option(each.name, each.id)));
   await useBackend(recall("backend", backends[0].id));
   await watch();
 }
 
 // Buttons and keys
-
-function openPanel(id, wanted) {
-  const panel = element(id);
-  const opened = panel.classList.toggle("open", wanted);
-  element(`open-${id}`).setAttribute("aria-expanded", String(opened));
-}
 
 for (const id of ["chats", "settings"]) element(`open-${id}`).addEventListener("click", () => openPanel(id));
 element("talk").addEventListener("pointerdown", () => ["chats", "settings"].forEach((id) => openPanel(id, false)));

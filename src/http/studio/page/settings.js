@@ -4,15 +4,17 @@ import { keep, recall } from "./store.js";
 
 const field = (id) => document.getElementById(id);
 
-/** The settings panel. */
+/** The settings panel, which may lack what a page has no use for. */
 export class Settings {
-  constructor() {
+  /** `scope` is what settings are kept for; without one they are kept for each backend. */
+  constructor(scope) {
+    this.scope = scope;
     const { temperature, steps } = { temperature: field("temperature"), steps: field("steps") };
     for (const slider of [temperature, steps]) {
       slider.addEventListener("input", () => this.told());
     }
     for (const id of ["system", "thinking", "temperature", "steps", "max-tokens", "seed"]) {
-      field(id).addEventListener("change", () => this.save());
+      field(id)?.addEventListener("change", () => this.save());
     }
     field("key").value = sessionStorage.getItem("axe.key") ?? "";
     field("key").addEventListener("change", () => sessionStorage.setItem("axe.key", field("key").value));
@@ -23,19 +25,26 @@ export class Settings {
     });
   }
 
+  /** Under which name the settings are kept. */
+  get place() {
+    return `settings.${this.scope ?? this.backend.id}`;
+  }
+
   /** Takes over what `backend` can and wants. */
   use(backend) {
     this.backend = backend;
-    const kept = recall(`settings.${backend.id}`, {});
+    const kept = recall(this.place, {});
     const { defaults = {} } = backend;
     field("temperature").value = kept.temperature ?? defaults.temperature ?? 1;
     field("steps").max = defaults.steps ?? 48;
     field("steps").value = kept.steps ?? defaults.steps ?? 48;
     field("max-tokens").value = kept.maxTokens ?? defaults.max_tokens ?? 512;
-    field("system").value = kept.system ?? "";
+    if (field("system")) field("system").value = kept.system ?? "";
     field("seed").value = kept.seed ?? "";
-    field("thinking").checked = kept.thinking ?? false;
-    field("thinking-row").hidden = !backend.thinking;
+    if (field("thinking")) {
+      field("thinking").checked = kept.thinking ?? false;
+      field("thinking-row").hidden = !backend.thinking;
+    }
     field("steps-row").hidden = backend.kind !== "diffusion";
     field("about").textContent = backend.about ?? "";
     this.told();
@@ -49,7 +58,7 @@ export class Settings {
   save() {
     if (!this.backend) return;
     const { temperature, steps, maxTokens, system, seed, thinking } = this.values();
-    keep(`settings.${this.backend.id}`, { temperature, steps, maxTokens, system, seed: seed ?? "", thinking });
+    keep(this.place, { temperature, steps, maxTokens, system, seed: seed ?? "", thinking });
   }
 
   get key() {
@@ -62,8 +71,8 @@ export class Settings {
       temperature: Number(field("temperature").value),
       steps: Number(field("steps").value),
       maxTokens: Math.max(1, Number(field("max-tokens").value) || 512),
-      system: field("system").value.trim(),
-      thinking: field("thinking").checked,
+      system: field("system")?.value.trim() ?? "",
+      thinking: field("thinking")?.checked ?? false,
       seed: /^\d+$/.test(seed) ? Number(seed) : undefined,
     };
   }

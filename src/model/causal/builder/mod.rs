@@ -31,6 +31,7 @@ pub(super) fn pass(model: &Causal, rows: usize, logits: Logits) -> Result<Pass, 
         }
         builder.attention(layer)?;
         builder.second_half(index, layer)?;
+        builder.pass.end_layer();
     }
     builder.head(logits)?;
     Ok(builder.pass)

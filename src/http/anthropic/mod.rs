@@ -1,0 +1,50 @@
+//! `POST /v1/messages` and `POST /v1/messages/count_tokens`, as Anthropic's clients know them.
+
+mod answer;
+mod blocks;
+mod errors;
+mod request;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::App;
+use super::body::json_object;
+use super::chat::prepare;
+use super::completions::check_model;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::telling;
+use answer::Message;
+
+pub(super) use errors::dress;
+
+pub(super) async fn messages(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let (turn, body) = json_object(request, &app).await?;
+    let mut fields = Fields::new(body);
+    check_model(&mut fields, &app)?;
+    if fields.peek("max_tokens").is_none() {
+        let message = "`max_tokens` is missing; expected the most tokens to generate";
+        return Err(ApiError::field("max_tokens", message));
+    }
+    let fields = request::translate(fields, &app)?;
+    let name = app.name.clone();
+    let told = telling::answer(&app, turn, fields, "msg", |begun| Message::new(begun, name)).await;
+    told.map_err(request::in_our_words)
+}
+
+pub(super) async fn count_tokens(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (turn, body) = json_object(request, &app).await?;
+    let mut fields = Fields::new(body);
+    check_model(&mut fields, &app)?;
+    let fields = request::translate(fields, &app)?;
+    let prepared = prepare(&app, turn, fields).await.map_err(request::in_our_words)?;
+    Ok(Json(json!({ "input_tokens": prepared.prompt.len() })))
+}

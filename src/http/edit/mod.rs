@@ -1,0 +1,97 @@
+//! `POST /edit`: a text with a part of it, or all of it, written anew.
+//!
+//! The body: `code`, the text; `instruction`; `mode`, `selection` (with `selection`: `{"start", "end"}` in Unicode code
+//! points) or `whole`; optional `language`, `steps`, and the fields of `/v1/completions` that say how to sample, how long
+//! and whether to stream (`stream` is true unless told otherwise). The answer is an event stream:
+//!
+//! | event | data |
+//! | --- | --- |
+//! | `prefill` | `{"done", "total"}`: prompt tokens read |
+//! | `draft` | `{"canvas", "step", "tokens", "entropy"}`: the present guess at what is not committed of the new part |
+//! | `commit` | `{"text", "tokens"}`: what of the new part will never change |
+//! | `done` | the new `document`, `start` and `end` of the new part in it, `replaced`, `text`, `finish_reason`, counts |
+//! | `error` | `{"error": {…}}` |
+//!
+//! or, with `stream: false`, what `done` tells. What is not to be edited never passes through the model's tokens: the
+//! document is the text that came with the new part put in, byte for byte.
+
+mod answer;
+mod document;
+mod prompt;
+mod reply;
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use super::App;
+use super::body::json_object;
+use super::completions::{check_model, log_rest, model, off_thread};
+use super::constrained::Form;
+use super::error::ApiError;
+use super::exchange;
+use super::fields::Fields;
+use super::generation::{Asked, one_answer};
+use super::reply::{Dialect, submit};
+use super::studio::{MAX_STEPS, seed_for_browsers, steps};
+use crate::engine;
+use answer::Answer;
+use document::Wish;
+use prompt::{Prepared, prepare};
+
+pub(super) async fn edit(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let (turn, body) = json_object(request, &app).await?;
+    let by_steps = body.contains_key("steps");
+    let renamed = |error: ApiError| if by_steps { error.renamed(MAX_STEPS, "steps") } else { error };
+    let mut fields = Fields::new(body);
+    check_model(&mut fields, &app)?;
+    let wish = Wish::read(&mut fields)?;
+    let stream = fields.boolean("stream")?.unwrap_or(true);
+    for (name, why) in [
+        ("stop", "an edit ends by itself"),
+        ("ignore_eos", "an edit ends by itself"),
+        ("stream_options", "the last event always has the counts"),
+    ] {
+        fields.refuse(name, why, |value| *value == false)?;
+    }
+    steps(&mut fields)?;
+    seed_for_browsers(&mut fields)?;
+    one_answer(&mut fields, "an edit has one result, without figures of its tokens")?;
+    if let Some(form) = Form::read(&mut fields)? {
+        return Err(ApiError::unsupported(form.param, "an edit cannot be held to a form"));
+    }
+    let asked = Asked::read(&mut fields, &app, Dialect::Text).map_err(renamed)?;
+    log_rest(&fields);
+    drop(fields);
+    let model = model(&app)?;
+    let mut generation = asked.of(&app, &model).await.map_err(renamed)?;
+    let (wish, prepared) = {
+        let model = Arc::clone(&model);
+        off_thread(move || {
+            let _turn = turn;
+            let prepared = prepare(&model, &wish)?;
+            Ok((wish, prepared))
+        })
+        .await?
+    };
+    let Prepared { prompt, suffix, stops, form } = prepared;
+    generation.stop.strings = stops;
+    let request = engine::Request {
+        id: format!("edit-{}", exchange::number()?),
+        prompt,
+        suffix,
+        sampling: generation.sampling,
+        stop: generation.stop,
+        channels: true,
+        drafts: stream,
+        ..engine::Request::default()
+    };
+    let seed = request.sampling.seed;
+    let job = submit(&app, request, "code")?;
+    let answer = Answer::new(job, model, &app.name, wish.document, form, seed);
+    if stream {
+        return Ok(answer.streamed(app.server.ping_interval));
+    }
+    answer.whole().await
+}

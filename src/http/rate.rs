@@ -1,0 +1,188 @@
+//! How much one caller may ask for: a share that grows back by the minute.
+//!
+//! What is left of a share is told in the headers that OpenAI's clients know, `x-ratelimit-limit-requests` and so on.
+
+use std::time::{Duration, Instant};
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::config::RateLimits;
+
+/// Shares are those of a minute.
+const MINUTE: f64 = 60.0;
+
+/// A share: full at first, growing by its size a minute, never more than full.
+#[derive(Debug, Clone, Copy)]
+struct Share {
+    size: f64,
+    left: f64,
+}
+
+impl Share {
+    fn new(size: u64) -> Self {
+        Self { size: size as f64, left: size as f64 }
+    }
+
+    fn grow(&mut self, by: Duration) {
+        self.left = (self.left + by.as_secs_f64() * self.size / MINUTE).min(self.size);
+    }
+
+    /// Time until `wanted` is there.
+    fn wait(&self, wanted: f64) -> Duration {
+        Duration::from_secs_f64(((wanted - self.left) * MINUTE / self.size).max(0.0))
+    }
+}
+
+/// What is left to one caller.
+#[derive(Debug)]
+pub(super) struct Shares {
+    requests: Option<Share>,
+    tokens: Option<Share>,
+    looked: Instant,
+    /// Tokens used in all, as far as they are counted here.
+    used: u64,
+}
+
+/// A request that may not be served now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Exhausted {
+    /// What there is none left of: `requests` or `tokens`.
+    pub(super) what: &'static str,
+    /// How many there are a minute.
+    pub(super) limit: u64,
+    /// When to ask again.
+    pub(super) wait: Duration,
+}
+
+impl Shares {
+    pub(super) fn new(limits: RateLimits, now: Instant, used: u64) -> Self {
+        let [requests, tokens] = [limits.requests, limits.tokens].map(|limit| limit.map(Share::new));
+        Self { requests, tokens, looked: now, used }
+    }
+
+    /// Takes one request out of its share. `used` are all tokens that were ever used; they are paid for when they are
+    /// known, so that a share may be overdrawn by what runs at one time.
+    pub(super) fn take(&mut self, now: Instant, used: u64) -> Result<(), Exhausted> {
+        self.look(now, used);
+        if let Some(tokens) = self.tokens.filter(|tokens| tokens.left < 1.0) {
+            return Err(Exhausted { what: "tokens", limit: tokens.size as u64, wait: tokens.wait(1.0) });
+        }
+        if let Some(requests) = &mut self.requests {
+            if requests.left < 1.0 {
+                let (limit, wait) = (requests.size as u64, requests.wait(1.0));
+                return Err(Exhausted { what: "requests", limit, wait });
+            }
+            requests.left -= 1.0;
+        }
+        Ok(())
+    }
+
+    fn look(&mut self, now: Instant, used: u64) {
+        let passed = now.saturating_duration_since(self.looked);
+        self.looked = now;
+        let spent = used.saturating_sub(self.used);
+        self.used = used;
+        [&mut self.requests, &mut self.tokens].into_iter().flatten().for_each(|share| share.grow(passed));
+        if let Some(tokens) = &mut self.tokens {
+            tokens.left -= spent as f64;
+        }
+    }
+
+    /// Tells what is left.
+    pub(super) fn tell(&self, headers: &mut HeaderMap) {
+        let names = [
+            ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
+            ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
+        ];
+        for (share, [limit, remaining, reset]) in [self.requests, self.tokens].into_iter().zip(names) {
+            let Some(share) = share else { continue };
+            let mut put = |name: &'static str, value: HeaderValue| {
+                headers.insert(HeaderName::from_static(name), value);
+            };
+            put(limit, HeaderValue::from(share.size as u64));
+            put(remaining, HeaderValue::from(share.left.max(0.0) as u64));
+            if let Ok(time) = HeaderValue::from_str(&words(share.wait(share.size))) {
+                put(reset, time);
+            }
+        }
+    }
+}
+
+/// A time as `6m0s`, `1s` or `20ms`, which is how OpenAI writes it.
+fn words(time: Duration) -> String {
+    let millis = time.as_millis();
+    let (minutes, seconds) = (millis / 60_000, millis.div_ceil(1000) % 60);
+    match millis {
+        0..1000 => format!("{millis}ms"),
+        1000..=59_000 => format!("{}s", millis.div_ceil(1000)),
+        _ if seconds == 0 => format!("{}m0s", millis.div_ceil(60_000)),
+        _ => format!("{minutes}m{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shares(requests: Option<u64>, tokens: Option<u64>) -> (Shares, Instant) {
+        let now = Instant::now();
+        (Shares::new(RateLimits { requests, tokens }, now, 0), now)
+    }
+
+    fn seconds(seconds: f64) -> Duration {
+        Duration::from_secs_f64(seconds)
+    }
+
+    #[test]
+    fn requests_run_out_and_grow_back() {
+        let (mut shares, now) = shares(Some(2), None);
+        assert_eq!([shares.take(now, 0), shares.take(now, 0)], [Ok(()), Ok(())]);
+        let refused = shares.take(now, 0).unwrap_err();
+        assert_eq!((refused.what, refused.limit, refused.wait), ("requests", 2, seconds(30.0)));
+        // A refusal costs nothing.
+        assert_eq!(shares.take(now + seconds(15.0), 0).unwrap_err().wait, seconds(15.0));
+        assert_eq!(shares.take(now + seconds(30.0), 0), Ok(()));
+        // Never more than a minute's worth.
+        let later = now + seconds(3600.0);
+        assert_eq!([shares.take(later, 0), shares.take(later, 0)], [Ok(()), Ok(())]);
+        assert!(shares.take(later, 0).is_err());
+    }
+
+    #[test]
+    fn tokens_are_paid_for_afterwards() {
+        let (mut shares, now) = shares(Some(100), Some(600));
+        assert_eq!(shares.take(now, 0), Ok(()));
+        assert_eq!(shares.take(now, 599), Ok(()));
+        // 100 too many: gone after 10 s, and the first whole token 0.1 s later.
+        let refused = shares.take(now, 700).unwrap_err();
+        assert_eq!((refused.what, refused.limit, refused.wait), ("tokens", 600, seconds(10.1)));
+        assert_eq!(shares.take(now + seconds(10.2), 700), Ok(()));
+    }
+
+    #[test]
+    fn what_is_left_is_told() {
+        let (mut shares, now) = shares(Some(60), Some(1000));
+        shares.take(now, 250).unwrap();
+        let mut headers = HeaderMap::new();
+        shares.tell(&mut headers);
+        for (name, value) in [
+            ("x-ratelimit-limit-requests", "60"),
+            ("x-ratelimit-remaining-requests", "59"),
+            ("x-ratelimit-reset-requests", "1s"),
+            ("x-ratelimit-limit-tokens", "1000"),
+            ("x-ratelimit-remaining-tokens", "750"),
+            ("x-ratelimit-reset-tokens", "15s"),
+        ] {
+            assert_eq!(headers[name], value, "{name}");
+        }
+        let mut none = HeaderMap::new();
+        Shares::new(RateLimits::default(), now, 0).tell(&mut none);
+        assert!(none.is_empty());
+    }
+
+    #[test]
+    fn times_read_as_openai_writes_them() {
+        let shown = [0.0, 0.02, 1.0, 1.2, 59.5, 60.0, 61.5, 119.5, 360.0].map(|s| words(seconds(s)));
+        assert_eq!(shown, ["0ms", "20ms", "1s", "2s", "1m0s", "1m0s", "1m2s", "2m0s", "6m0s"]);
+    }
+}

@@ -1,0 +1,28 @@
+//! `POST /v1/responses`: OpenAI's newer API over the same core. Nothing is kept between requests.
+
+mod answer;
+mod items;
+mod request;
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use super::App;
+use super::body::json_object;
+use super::completions::check_model;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::telling;
+use answer::Reply;
+
+pub(super) async fn respond(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let (turn, body) = json_object(request, &app).await?;
+    let mut fields = Fields::new(body);
+    check_model(&mut fields, &app)?;
+    let (fields, repeated) = request::translate(fields)?;
+    let name = app.name.clone();
+    let told = telling::answer(&app, turn, fields, "resp", |begun| Reply::new(begun, name, repeated)).await;
+    told.map_err(request::in_our_words)
+}

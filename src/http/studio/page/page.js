@@ -1,0 +1,81 @@
+// What both pages have: elements by their names, the server's state, notes to the reader.
+
+export const element = (id) => document.getElementById(id);
+
+/** A node with a class and a text. */
+export function make(name, className, text) {
+  const node = document.createElement(name);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+/** A button that does something. */
+export function button(label, className, act) {
+  const node = make("button", className, label);
+  node.type = "button";
+  node.addEventListener("click", act);
+  return node;
+}
+
+/** Makes a place whose text screen readers say; returns what says it. */
+export function announcer() {
+  const place = make("p", "quiet");
+  place.setAttribute("aria-live", "polite");
+  document.body.append(place);
+  return (text) => (place.textContent = text);
+}
+
+/** Shows the server's state. */
+export function state(name, text) {
+  element("state").dataset.state = name;
+  element("state").lastElementChild.textContent = text;
+}
+
+/** A short note. */
+export function toast(text) {
+  document.querySelector(".toast")?.remove();
+  const note = make("p", "toast", text);
+  note.setAttribute("role", "status");
+  document.body.append(note);
+  setTimeout(() => note.remove(), 3500);
+}
+
+/** Asks whether the server is ready, and shows it. */
+export async function watch(ready) {
+  try {
+    const answer = await fetch("/ready");
+    const told = await answer.json();
+    if (answer.ok) state("ready", ready());
+    else state("starting", told.error ?? told.what ?? told.status ?? "starting");
+  } catch {
+    state("down", "no connection");
+  }
+}
+
+/** The models there are, once the server tells; `headers` are asked for each time. */
+export async function backends(headers) {
+  for (;;) {
+    try {
+      const answer = await fetch("/studio/backends", { headers: headers() });
+      if (answer.ok) return (await answer.json()).backends;
+      const told = await answer.json().catch(() => ({}));
+      state("starting", told.error?.message ?? "starting");
+    } catch {
+      state("down", "no connection");
+    }
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+}
+
+/** Opens or closes a panel, or does the other of the two. */
+export function openPanel(id, wanted) {
+  const opened = element(id).classList.toggle("open", wanted);
+  element(`open-${id}`).setAttribute("aria-expanded", String(opened));
+}
+
+/** Seconds in words. */
+export function seconds(value) {
+  if (value < 0.1) return `${(1000 * value).toFixed(1)} ms`;
+  return value < 10 ? `${value.toFixed(2)} s` : `${value.toFixed(1)} s`;
+}
