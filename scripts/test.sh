@@ -82,7 +82,7 @@ test_targets() {
 device_tests() {
     local targets
     mapfile -t targets < <(test_targets 'ops*' 'device*' 'kernel*' 'width*' 'model*' 'block*')
-    cargo test --release --locked --no-fail-fast --lib "${targets[@]}"
+    cargo test --release --locked --features faults --no-fail-fast --lib "${targets[@]}"
 }
 
 under_oclgrind() {
@@ -92,7 +92,7 @@ under_oclgrind() {
         echo "there are no tests of kernels (tests/ops*.rs)"
         return 1
     }
-    programs=$(cargo test --release --locked --no-run --message-format=json "${targets[@]}" |
+    programs=$(cargo test --release --locked --features faults --no-run --message-format=json "${targets[@]}" |
         python3 -c 'import json, sys
 for line in sys.stdin:
     message = json.loads(line)
@@ -177,7 +177,7 @@ for stage in "${stages[@]}"; do
             ;;
         fmt) run_stage fmt check cargo fmt --all --check ;;
         clippy) run_stage clippy check cargo clippy --workspace --all-targets --locked -- -D warnings ;;
-        tests) run_stage "tests-$platform" suite cargo test --release --locked --workspace --no-fail-fast ;;
+        tests) run_stage "tests-$platform" suite cargo test --release --locked --workspace --features axe/faults --no-fail-fast ;;
         card) run_stage card check whole_card ;;
         pocl)
             if [[ $platform != pocl ]]; then

@@ -250,7 +250,7 @@ fn a_wrong_command_line_is_told_from_a_failure() {
         .axed(&["logits", "-m", model, "--ids", "1", "--kv-cache", "f8", "-o", "x"])
         .fails(2, &["f8", "f16"]);
     place.axed(&["logits", "--ids", "1", "-o", "x"]).fails(2, &["--model"]);
-    place.axed(&["serve", "--context-length", "many"]).fails(1, &["--context-length", "many"]);
+    place.axed(&["serve", "--context-length", "many"]).fails(2, &["--context-length", "many"]);
     place.axed(&["serve"]).fails(1, &["--model", "AXE_MODEL"]);
 }
 

@@ -5,8 +5,8 @@ mod denoise_support;
 
 use axe::decode::diffusion::{DenoisingRules, noise};
 use axe::decode::{Backend, DiffusionBackend, Generation, Sampling, Step, Texts, Wanted};
-use axe::model::diffusion_gemma::{DenoiseStep, GenerationConfig};
-use denoise_support::{Call, Fault, Toy};
+use axe::model::diffusion_gemma::GenerationConfig;
+use denoise_support::{Call, Fault, Toy, denoised};
 
 const PROMPT: [u32; 10] = [2, 5, 9, 14, 20, 27, 35, 44, 54, 65];
 const SUFFIX: [u32; 3] = [70, 71, 72];
@@ -52,14 +52,6 @@ fn commit(steps: &[Step]) -> Vec<u32> {
         Some(Step::Commit(tokens)) => tokens.clone(),
         other => panic!("the last step is {other:?}"),
     }
-}
-
-fn denoised(calls: &[Call]) -> Vec<(usize, Vec<u32>, DenoiseStep)> {
-    let denoise = |call: &Call| match call {
-        Call::Denoise { start, canvas, step } => Some((*start, canvas.clone(), step.clone())),
-        Call::Encode { .. } => None,
-    };
-    calls.iter().filter_map(denoise).collect()
 }
 
 #[test]

@@ -5,8 +5,8 @@ mod denoise_support;
 
 use axe::decode::diffusion::{DenoisingRules, noise};
 use axe::decode::{Backend, Denoising, DenoisingStats, DiffusionBackend, Generation, Sampling, Step};
-use axe::model::diffusion_gemma::{DenoiseStep, GenerationConfig};
-use denoise_support::{Call, Fault, Toy};
+use axe::model::diffusion_gemma::GenerationConfig;
+use denoise_support::{Call, Fault, Toy, denoised};
 
 const PROMPT: [u32; 10] = [2, 5, 9, 14, 20, 27, 35, 44, 54, 65];
 const EOS: [u32; 2] = [1, 7];
@@ -59,14 +59,6 @@ fn encoded(calls: &[Call]) -> Vec<(usize, usize)> {
         Call::Denoise { .. } => None,
     };
     calls.iter().filter_map(encode).collect()
-}
-
-fn denoised(calls: &[Call]) -> Vec<(usize, Vec<u32>, DenoiseStep)> {
-    let denoise = |call: &Call| match call {
-        Call::Denoise { start, canvas, step } => Some((*start, canvas.clone(), step.clone())),
-        Call::Encode { .. } => None,
-    };
-    calls.iter().filter_map(denoise).collect()
 }
 
 #[test]

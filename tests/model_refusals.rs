@@ -96,19 +96,16 @@ fn keys_that_ask_for_what_is_not_done_are_refused_with_their_value() {
     }
 }
 
+/// As little as can be asked for.
+fn small() -> LoadOptions {
+    LoadOptions { context: 16, rows: 4, logit_rows: 1, cache: CacheKind::F32, cache_dir: None, join: false }
+}
+
 /// Why a changed tiny model is not loaded.
 fn refusal(model: &Edited) -> String {
     let (_dir, path) = model.save();
     let gguf = Gguf::open(&path).unwrap();
-    let options = LoadOptions {
-        context: 16,
-        rows: 4,
-        logit_rows: 1,
-        cache: CacheKind::F32,
-        cache_dir: None,
-        join: false,
-    };
-    let error = Causal::plan(&gguf, &options).expect_err("the model is refused");
+    let error = Causal::plan(&gguf, &small()).expect_err("the model is refused");
     error.to_string()
 }
 
@@ -286,16 +283,8 @@ fn tensors_without_use_are_refused_by_name() {
     let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len();
     bytes[at..at + 4].copy_from_slice(&3u32.to_le_bytes());
     let (_dir, path) = Bytes(bytes).save();
-    let options = LoadOptions {
-        context: 16,
-        rows: 4,
-        logit_rows: 1,
-        cache: CacheKind::F32,
-        cache_dir: None,
-        join: false,
-    };
     let gguf = Arc::new(Gguf::open(&path).unwrap());
-    let error = Causal::load(device(), gguf, &options, &mut |_| {}).err().expect("the model is refused");
+    let error = Causal::load(device(), gguf, &small(), &mut |_| {}).err().expect("the model is refused");
     let error = error.to_string();
     assert!(
         error.contains("model.gguf: ") && error.contains("blk.3.") && error.contains(" and 5 more"),

@@ -75,7 +75,7 @@ pub fn run(options: &Options) -> Result<()> {
         logit_rows: widest,
         cache: config.device.kv_cache,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
-        join: config.device.join_launches && !config.device.profiling,
+        join: config.device.joins(),
     };
     let times = |profiling: bool, rounds: u32| -> Result<(Vec<Times>, Causal)> {
         let device = axe::load::open_device(&DeviceConfig { profiling, ..config.device.clone() })?;

@@ -113,10 +113,11 @@ impl DeviceInfo {
             && host_has_avx512()
     }
 
-    /// Whether kernels may find memory by its address: for these runtimes a buffer is memory of this process, which lies
-    /// where it lies from first to last, and which kernels of 64 bits work on as it is.
+    /// Whether kernels may find memory by its address: for Intel's runtime a buffer is memory of this process, which lies
+    /// where it lies from first to last, and which kernels of 64 bits work on as it is. It is so for PoCL, too, whose
+    /// compiler takes minutes for programs of as many kernels.
     pub fn finds_by_address(&self) -> bool {
-        self.kind == DeviceKind::Cpu && (self.is_intel() || self.is_pocl()) && size_of::<usize>() == 8
+        self.kind == DeviceKind::Cpu && self.is_intel() && size_of::<usize>() == 8
     }
 
     /// Whether kernels may hold the instruction for loops that wait: the device is the host's processor, of a kind that

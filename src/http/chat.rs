@@ -7,8 +7,7 @@ use axum::response::Response;
 use serde_json::{Map, Value};
 
 use super::App;
-use super::body::json_object;
-use super::completions::{check_model, log_rest, model, off_thread};
+use super::completions::{for_our_model, log_rest, model, off_thread};
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
 use super::generation::{Asked, Generation};
@@ -27,9 +26,7 @@ pub(super) const ENABLE_THINKING: &str = "enable_thinking";
 const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 
 pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (turn, body) = json_object(request, &app).await?;
-    let mut fields = Fields::new(body);
-    check_model(&mut fields, &app)?;
+    let (turn, fields) = for_our_model(request, &app).await?;
     let Prepared { model, prompt, generation } = prepare(&app, turn, fields).await?;
     answer(&app, &model, Dialect::Chat, prompt, generation).await
 }

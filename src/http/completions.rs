@@ -15,13 +15,12 @@ use super::generation::Asked;
 use super::infill::{Gapped, gapped};
 use super::reply::{Dialect, answer};
 use super::tokens::{named, read_ids};
+use super::turn::Turn;
 use crate::engine::Model;
 use crate::text::Specials;
 
 pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (turn, body) = json_object(request, &app).await?;
-    let mut fields = Fields::new(body);
-    check_model(&mut fields, &app)?;
+    let (turn, mut fields) = for_our_model(request, &app).await?;
     let prompt = Prompt::read(fields.take("prompt"))?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let suffix = fields.string("suffix")?.filter(|suffix| !suffix.is_empty());
@@ -59,6 +58,14 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
 }
 
 /// 404 when the request is meant for another model. A request that names none means ours.
+/// The fields of a request that names our model, or none.
+pub(super) async fn for_our_model(request: Request, app: &App) -> Result<(Turn, Fields), ApiError> {
+    let (turn, body) = json_object(request, app).await?;
+    let mut fields = Fields::new(body);
+    check_model(&mut fields, app)?;
+    Ok((turn, fields))
+}
+
 pub(super) fn check_model(fields: &mut Fields, app: &App) -> Result<(), ApiError> {
     match fields.string("model")? {
         Some(name) if !app.serves(&name) => Err(model_not_found(app, &name)),

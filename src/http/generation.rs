@@ -61,6 +61,26 @@ pub(super) struct Generation {
     pub(super) calls: Option<Calling>,
 }
 
+/// Fields that mean the same whatever the words around them, those of this server's own among them.
+pub(super) const SHARED: [&str; 16] = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "stream",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "ignore_eos",
+    "max_denoising_steps",
+    "entropy_bound",
+    "confidence_threshold",
+    "chat_template_kwargs",
+    "grammar",
+];
+
 /// Fields that only a model that denoises can honour.
 const DENOISING: [&str; 3] = ["max_denoising_steps", "entropy_bound", "confidence_threshold"];
 

@@ -10,9 +10,8 @@ use axum::extract::{Request, State};
 use serde_json::{Value, json};
 
 use super::App;
-use super::body::json_object;
 use super::chat::{Prepared, prepare};
-use super::completions::{check_model, log_rest, model, off_thread};
+use super::completions::{for_our_model, log_rest, model, off_thread};
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
 use crate::text::{Specials, TokenKind, Tokenizer};
@@ -23,9 +22,7 @@ const TEXTS: [(&str, bool); 2] = [("content", false), ("prompt", true)];
 const MESSAGES: &str = "messages";
 
 pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (turn, body) = json_object(request, &app).await?;
-    let mut fields = Fields::new(body);
-    check_model(&mut fields, &app)?;
+    let (turn, mut fields) = for_our_model(request, &app).await?;
     let pieces = fields.boolean("with_pieces")?.unwrap_or(false);
     let strings = fields.boolean("return_token_strs")?.unwrap_or(false);
     let add_special = add_special(&mut fields)?;
@@ -97,9 +94,7 @@ pub(super) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let (turn, body) = json_object(request, &app).await?;
-    let mut fields = Fields::new(body);
-    check_model(&mut fields, &app)?;
+    let (turn, mut fields) = for_our_model(request, &app).await?;
     let ids = match fields.take("tokens") {
         None => return Err(ApiError::field("tokens", "`tokens` is missing; expected a list of token ids")),
         Some(Value::Array(ids)) => ids,

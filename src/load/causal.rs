@@ -85,13 +85,8 @@ fn options(config: &Config, shape: Shape) -> LoadOptions {
         },
         cache: config.device.kv_cache,
         cache_dir: cache_dir(&config.device),
-        join: joins(config),
+        join: config.device.joins(),
     }
-}
-
-/// Whether narrow passes may be one launch: not where each kernel is to be timed.
-fn joins(config: &Config) -> bool {
-    config.device.join_launches && !config.device.profiling
 }
 
 /// What passes of the model cost at each width, from the cache folder or by timing some.
@@ -111,7 +106,7 @@ fn cost_key(config: &Config, gguf: &Gguf, info: &DeviceInfo) -> String {
         info.driver_version,
         config.device.threads.map_or("all".to_owned(), |threads| threads.to_string()),
         info.compute_units,
-        if joins(config) { "joined" } else { "launches" },
+        if config.device.joins() { "joined" } else { "launches" },
         env!("CARGO_PKG_VERSION"),
     )
 }

@@ -186,3 +186,12 @@ impl CanvasModel for Toy {
         Memory { weights: 1, kv_cache: 2, scratch: 3, budget: 4 }
     }
 }
+
+/// The steps among the calls: where the canvas began, what stood on it, and what was asked.
+pub fn denoised(calls: &[Call]) -> Vec<(usize, Vec<u32>, DenoiseStep)> {
+    let denoise = |call: &Call| match call {
+        Call::Denoise { start, canvas, step } => Some((*start, canvas.clone(), step.clone())),
+        Call::Encode { .. } => None,
+    };
+    calls.iter().filter_map(denoise).collect()
+}

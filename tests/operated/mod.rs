@@ -98,6 +98,8 @@ impl Axed {
 
     /// Orders a fault, see src/device/fault.rs.
     pub fn order(&self, fault: &str) {
+        let can = cfg!(any(debug_assertions, feature = "faults"));
+        assert!(can, "release builds can only be told to fail if they are built with --features faults");
         std::fs::write(self.folder.path().join("fault"), format!("{fault}\n")).unwrap();
     }
 

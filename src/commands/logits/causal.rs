@@ -26,7 +26,7 @@ pub(super) fn run(options: &Options, config: &Config, gguf: Arc<Gguf>) -> Result
         logit_rows: block,
         cache: options.kv_cache,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
-        join: config.device.join_launches && !config.device.profiling,
+        join: config.device.joins(),
     };
     let device = axe::load::open_device(&config.device)?;
     let mut model = Causal::load(device, gguf, &load, &mut |_| {})?;

@@ -13,20 +13,16 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::App;
-use super::body::json_object;
 use super::chat::prepare;
-use super::completions::check_model;
+use super::completions::for_our_model;
 use super::error::ApiError;
-use super::fields::Fields;
 use super::telling;
 use answer::Message;
 
 pub(super) use errors::dress;
 
 pub(super) async fn messages(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (turn, body) = json_object(request, &app).await?;
-    let mut fields = Fields::new(body);
-    check_model(&mut fields, &app)?;
+    let (turn, fields) = for_our_model(request, &app).await?;
     if fields.peek("max_tokens").is_none() {
         let message = "`max_tokens` is missing; expected the most tokens to generate";
         return Err(ApiError::field("max_tokens", message));
@@ -41,9 +37,7 @@ pub(super) async fn count_tokens(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let (turn, body) = json_object(request, &app).await?;
-    let mut fields = Fields::new(body);
-    check_model(&mut fields, &app)?;
+    let (turn, fields) = for_our_model(request, &app).await?;
     let fields = request::translate(fields, &app)?;
     let prepared = prepare(&app, turn, fields).await.map_err(request::in_our_words)?;
     Ok(Json(json!({ "input_tokens": prepared.prompt.len() })))

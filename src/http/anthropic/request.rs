@@ -6,28 +6,11 @@ use super::blocks;
 use crate::http::App;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, kind, quoted, wrong};
+use crate::http::generation::SHARED;
 use crate::text::ChatTemplate;
 
-/// Fields that mean the same in both, and those of this server that Anthropic's API does not know.
-const SAME: [&str; 17] = [
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "stream",
-    "seed",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "ignore_eos",
-    "max_denoising_steps",
-    "entropy_bound",
-    "confidence_threshold",
-    "chat_template_kwargs",
-    "grammar",
-];
+/// Other fields that mean the same in both.
+const SAME: [&str; 1] = ["max_tokens"];
 
 /// What chat completions call what is called otherwise here.
 const NAMES: [(&str, &str); 9] = [
@@ -53,7 +36,7 @@ pub(super) fn translate(mut fields: Fields, app: &App) -> Result<Fields, ApiErro
     let mut messages = blocks::system(fields.take("system"))?;
     messages.extend(blocks::messages(fields.take("messages"))?);
     chat.insert("messages".to_owned(), messages.into());
-    for name in SAME {
+    for name in SHARED.into_iter().chain(SAME) {
         if let Some(value) = fields.take(name) {
             chat.insert(name.to_owned(), value);
         }

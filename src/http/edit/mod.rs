@@ -26,12 +26,10 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 
 use super::App;
-use super::body::json_object;
-use super::completions::{check_model, log_rest, model, off_thread};
+use super::completions::{for_our_model, log_rest, model, off_thread};
 use super::constrained::Form;
 use super::error::ApiError;
 use super::exchange;
-use super::fields::Fields;
 use super::generation::{Asked, one_answer};
 use super::reply::{Dialect, submit};
 use super::studio::{MAX_STEPS, seed_for_browsers, steps};
@@ -41,11 +39,9 @@ use document::Wish;
 use prompt::{Prepared, prepare};
 
 pub(super) async fn edit(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (turn, body) = json_object(request, &app).await?;
-    let by_steps = body.contains_key("steps");
+    let (turn, mut fields) = for_our_model(request, &app).await?;
+    let by_steps = fields.has("steps");
     let renamed = |error: ApiError| if by_steps { error.renamed(MAX_STEPS, "steps") } else { error };
-    let mut fields = Fields::new(body);
-    check_model(&mut fields, &app)?;
     let wish = Wish::read(&mut fields)?;
     let stream = fields.boolean("stream")?.unwrap_or(true);
     for (name, why) in [

@@ -10,17 +10,13 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 
 use super::App;
-use super::body::json_object;
-use super::completions::check_model;
+use super::completions::for_our_model;
 use super::error::ApiError;
-use super::fields::Fields;
 use super::telling;
 use answer::Reply;
 
 pub(super) async fn respond(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (turn, body) = json_object(request, &app).await?;
-    let mut fields = Fields::new(body);
-    check_model(&mut fields, &app)?;
+    let (turn, fields) = for_our_model(request, &app).await?;
     let (fields, repeated) = request::translate(fields)?;
     let name = app.name.clone();
     let told = telling::answer(&app, turn, fields, "resp", |begun| Reply::new(begun, name, repeated)).await;

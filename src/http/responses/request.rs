@@ -5,29 +5,10 @@ use serde_json::{Map, Value, json};
 use super::items;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, kind, quoted, wrong};
+use crate::http::generation::SHARED;
 
-/// Fields that mean the same in both, and those of this server that OpenAI's API does not know.
-const SAME: [&str; 19] = [
-    "temperature",
-    "top_p",
-    "stream",
-    "parallel_tool_calls",
-    "stop",
-    "seed",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "ignore_eos",
-    "max_denoising_steps",
-    "entropy_bound",
-    "confidence_threshold",
-    "chat_template_kwargs",
-    "grammar",
-    "modalities",
-];
+/// Other fields that mean the same in both.
+const SAME: [&str; 3] = ["parallel_tool_calls", "stop", "modalities"];
 
 /// Fields that have no effect.
 const NO_EFFECT: [&str; 9] = [
@@ -115,7 +96,7 @@ pub(super) fn translate(mut fields: Fields) -> Result<(Fields, Repeated), ApiErr
     }
     messages.extend(items::messages(fields.take("input"))?);
     chat.insert("messages".to_owned(), messages.into());
-    for name in SAME {
+    for name in SHARED.into_iter().chain(SAME) {
         if let Some(value) = fields.take(name) {
             chat.insert(name.to_owned(), value);
         }
