@@ -39,9 +39,9 @@ const WIDE: &str = "wide";
 /// The kernel for so many rows, and how many of them a sub-group takes.
 fn kernel_for(rows: usize) -> (&'static str, usize) {
     match rows {
-        ..=8 => ("narrow_1", 8),
-        ..=16 => ("narrow_2", 16),
-        ..=32 => ("narrow_4", 32),
+        0..=8 => ("narrow_1", 8),
+        9..=16 => ("narrow_2", 16),
+        17..=32 => ("narrow_4", 32),
         _ => (WIDE, 32),
     }
 }
