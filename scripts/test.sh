@@ -10,6 +10,7 @@
 #   card       the miniature answers its whole card with seeds 1 to 20 as exactly as PyTorch, in as many steps
 #   pocl       the tests of device, kernels and models again, on PoCL
 #   oclgrind   the tests of the kernels in a simulator that finds races and accesses out of bounds
+#   offline    kernels for Intel's GPUs by Intel's offline compiler: registers, spills, block loads, predicted times
 #   doc        the documentation builds, warnings are errors
 #   studio     the page in a browser (Chromium), by clicks and keys, over real daemons with the miniature
 #   clients    the clients of OpenAI, Anthropic and LiteLLM, and LiteLLM's proxy, HAProxy and nginx before two daemons
@@ -33,12 +34,14 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 . "$here/lib/models.sh"
 # shellcheck source=scripts/lib/stages.sh
 . "$here/lib/stages.sh"
+# shellcheck source=scripts/lib/ocloc.sh
+. "$here/lib/ocloc.sh"
 # shellcheck source=scripts/lib/studio.sh
 . "$here/lib/studio.sh"
 # shellcheck source=scripts/lib/clients.sh
 . "$here/lib/clients.sh"
 
-all=(scripts fmt clippy tests card pocl oclgrind doc studio clients run systemd)
+all=(scripts fmt clippy tests card pocl oclgrind offline doc studio clients run systemd)
 case ${1:-} in
     -h | --help)
         usage "$0"
@@ -109,6 +112,16 @@ for line in sys.stdin:
     return "$status"
 }
 
+# Prints tables of what became of each kernel, and keeps them beside the logs.
+for_cards() {
+    install_ocloc || {
+        echo "Intel's offline compiler is not here and cannot be installed (see above): no kernel was compiled for the cards"
+        return "$AXE_CANNOT_RUN"
+    }
+    AXE_OCLOC=$AXE_OCLOC AXE_OFFLINE=$logs/offline \
+        cargo test --release --locked --features faults --test xmx_offline -- --ignored --nocapture --test-threads=1
+}
+
 whole_card() {
     build_release &&
         AXE_DEVICE_CACHE_DIR=$AXE_STATE/cache scripts/evaluate-miniature.py --model "$AXE_MINIATURE" --seeds 1..20 --judge
@@ -175,6 +188,7 @@ for stage in "${stages[@]}"; do
             fi
             ;;
         oclgrind) AXE_TEST_PLATFORM=oclgrind run_stage oclgrind suite under_oclgrind ;;
+        offline) run_stage offline suite for_cards ;;
         doc) RUSTDOCFLAGS='-D warnings' run_stage doc check cargo doc --workspace --no-deps --locked ;;
         studio) run_stage studio suite in_browser ;;
         clients) run_stage clients suite real_clients ;;

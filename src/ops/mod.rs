@@ -17,6 +17,7 @@ mod phases;
 mod rows;
 mod self_test;
 mod stream;
+mod xmx;
 
 pub use attention::{
     ATTENTION_START, Attention, Cache, CacheKind, MOST_HEAD_SIZE, Pairing, ROTATE_START, Rotation,
@@ -43,6 +44,11 @@ pub use self_test::{
     self_test_products, self_test_router, self_test_stream,
 };
 pub use stream::{Join, Parts, cap_reference, gate_reference, join_reference, mix_reference};
+pub use xmx::{
+    Xmx, XmxAttention, XmxCache, XmxCard, XmxExpected, XmxHeadState, XmxLoop, XmxProgram, XmxRows, XmxTerms,
+    XmxTime, XmxWork, xmx_arrange, xmx_attention_work, xmx_expert_work, xmx_head_work, xmx_matmul_work,
+    xmx_programs, xmx_slices, xmx_takes,
+};
 
 /// Values by which activation rows are padded: the widest block of a weight format.
 pub const STRIDE_MULTIPLE: usize = 256;

@@ -14,3 +14,4 @@ pub use combine::{COMBINE_SCALAR, CombineInput, combine_reference};
 pub use products::{Experts, expert_reference};
 pub use router::{ExpertChoice, ExpertGroups, Router, Scoring, route_reference, router_reference};
 pub use routing::Routing;
+pub(in crate::ops) use routing::most_blocks;

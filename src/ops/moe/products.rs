@@ -22,7 +22,7 @@ pub struct Experts {
 
 impl Experts {
     /// Pairs of tiles of one expert.
-    fn pairs(&self) -> usize {
+    pub(in crate::ops) fn pairs(&self) -> usize {
         self.matrix.rows / self.experts.max(1) / ROW_MULTIPLE
     }
 
@@ -37,7 +37,12 @@ impl Experts {
         }
     }
 
-    fn check(&self, op: &'static str, routing: &Routing, rows_each: usize) -> Result<(), OpsError> {
+    pub(in crate::ops) fn check(
+        &self,
+        op: &'static str,
+        routing: &Routing,
+        rows_each: usize,
+    ) -> Result<(), OpsError> {
         let matrix = &self.matrix;
         check(op, self.experts == routing.experts && self.outputs > 0, || {
             format!("{} experts, the routing was made for {}", self.experts, routing.experts)

@@ -23,11 +23,11 @@ pub struct Routing {
     /// f32 `[rows][top]`: what each chosen expert's result counts.
     pub weights: Buffer,
     /// i32 `[rows][top]`: the slot of a row's choice.
-    pub(super) places: Buffer,
+    pub(in crate::ops) places: Buffer,
     /// i32 `[rows * top]`: the block of a slot.
     pub(super) block_of: Buffer,
     /// i32 `[most blocks][4]`: expert, first slot and number of slots.
-    pub(super) blocks: Buffer,
+    pub(in crate::ops) blocks: Buffer,
 }
 
 impl Routing {
@@ -64,7 +64,7 @@ impl Routing {
         rows * self.top
     }
 
-    pub(super) fn check(&self, op: &'static str, rows: usize) -> Result<(), OpsError> {
+    pub(in crate::ops) fn check(&self, op: &'static str, rows: usize) -> Result<(), OpsError> {
         check(op, (1..=self.rows).contains(&rows), || {
             format!("{rows} rows, the routing was made for 1 to {}", self.rows)
         })
@@ -81,7 +81,7 @@ impl Routing {
 }
 
 /// However slots fall on experts, they make no more blocks: each expert with slots has at most one block that is not full.
-pub(super) fn most_blocks(experts: usize, slots: usize) -> usize {
+pub(in crate::ops) fn most_blocks(experts: usize, slots: usize) -> usize {
     let last = experts.min(slots);
     last + (slots - last) / SLOT_BLOCK
 }
