@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes docs/studio.png: the studio in a browser, with an answer of the miniature in mid-replay.
+# Makes docs/studio.png and docs/edit.png: the studio in a browser, with an answer of the miniature in mid-replay, and its
+# editor, with an edit that can be accepted.
 #
 # usage: scripts/studio-screenshot.sh
 #
@@ -28,4 +29,4 @@ AXE_MODEL='' "$here/setup.sh" --no-model
 use_opencl "$(<"$AXE_RUNTIME_FILE")"
 setup_studio
 [[ -n ${AXE_TEST_DAEMON:-} ]] || build_release
-"$AXE_STUDIO_VENV/bin/python" "$AXE_LIB/studio_screenshot.py" "$AXE_ROOT/docs/studio.png"
+"$AXE_STUDIO_VENV/bin/python" "$AXE_LIB/studio_screenshot.py" "$AXE_ROOT/docs"

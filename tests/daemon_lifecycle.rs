@@ -274,7 +274,7 @@ fn a_signal_while_the_model_loads_ends_the_daemon_in_good_order() {
             let status = loop {
                 match child.try_wait().unwrap() {
                     Some(status) => break status,
-                    None if told.elapsed() > Duration::from_secs(5) => {
+                    None if told.elapsed() > PATIENCE => {
                         child.kill().unwrap();
                         panic!("{delay} ms: does not end");
                     }

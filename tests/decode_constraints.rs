@@ -305,8 +305,24 @@ fn what_cannot_be_asked_for_is_refused_with_the_reason() {
         assert!(why.contains(says), "{format:?}: {why}");
         assert!(why.len() < 600 && !why.contains("backtrace") && !why.contains("<non-verbose"), "{why}");
     }
+    // What the standard knows and forms do not is refused; what it does not know either is nothing to it.
+    for (word, value) in [
+        ("not", json!({"type": "null"})),
+        ("if", json!({"type": "null"})),
+        ("uniqueItems", json!(true)),
+        ("contains", json!({"type": "null"})),
+        ("propertyNames", json!({"maxLength": 3})),
+        ("dependentRequired", json!({"a": ["b"]})),
+        ("dependencies", json!({"a": ["b"]})),
+        ("unevaluatedProperties", json!(false)),
+    ] {
+        let why = refusal(Format::JsonSchema(json!({"type": ["array", "object"], word: value})));
+        assert!(why.contains(word), "{word}: {why}");
+    }
     // Names that come once can be counted, and nothing else is.
     for schema in [
+        json!({"type": "integer", "minimun": 3, "foo": {"bar": 1}}),
+        json!({"type": "string", "contentEncoding": "base64", "title": "t", "examples": [1e300_f64.to_string()]}),
         json!({"minProperties": 1}),
         json!({"maxProperties": 2}),
         json!({"minProperties": 2, "properties": {"a": {}, "b": {}}, "required": ["a", "b"]}),

@@ -53,12 +53,13 @@ impl Caller {
         Self { account: Arc::new(account), requests, refused, limits, shares }
     }
 
-    /// The same caller under other limits. Who had used up the old ones begins anew.
+    /// The same caller under other limits.
     fn under(self: &Arc<Self>, limits: RateLimits) -> Arc<Self> {
         if self.limits == limits {
             return Arc::clone(self);
         }
-        let shares = Mutex::new(Shares::new(limits, Instant::now(), self.account.tokens()));
+        let shares = self.with_shares(|shares| shares.under(limits, Instant::now(), self.account.tokens()));
+        let shares = Mutex::new(shares);
         let [requests, refused] =
             [&self.requests, &self.refused].map(|count| AtomicU64::new(count.load(Ordering::Relaxed)));
         Arc::new(Self { account: Arc::clone(&self.account), requests, refused, limits, shares })

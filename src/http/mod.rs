@@ -36,6 +36,7 @@ mod fields;
 mod forced;
 mod generation;
 mod health;
+mod hear;
 mod infill;
 mod logprobs;
 mod messages;

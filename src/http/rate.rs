@@ -60,6 +60,18 @@ impl Shares {
         Self { requests, tokens, looked: now, used }
     }
 
+    /// The same under other limits: what was used of the old ones is used of these.
+    pub(super) fn under(&mut self, limits: RateLimits, now: Instant, used: u64) -> Self {
+        self.look(now, used);
+        let mut new = Self::new(limits, now, used);
+        for (new, old) in [(&mut new.requests, self.requests), (&mut new.tokens, self.tokens)] {
+            if let (Some(new), Some(old)) = (new, old) {
+                new.left -= old.size - old.left;
+            }
+        }
+        new
+    }
+
     /// Takes one request out of its share. `used` are all tokens that were ever used; they are paid for when they are
     /// known, so that a share may be overdrawn by what runs at one time.
     pub(super) fn take(&mut self, now: Instant, used: u64) -> Result<(), Exhausted> {
@@ -157,6 +169,35 @@ mod tests {
         let refused = shares.take(now, 700).unwrap_err();
         assert_eq!((refused.what, refused.limit, refused.wait), ("tokens", 600, seconds(10.1)));
         assert_eq!(shares.take(now + seconds(10.2), 700), Ok(()));
+    }
+
+    #[test]
+    fn other_limits_forget_nothing() {
+        let (mut shares, now) = shares(Some(3), Some(600));
+        assert_eq!(
+            [shares.take(now, 0), shares.take(now, 0), shares.take(now, 300)],
+            [Ok(()), Ok(()), Ok(())]
+        );
+        let limits = |requests, tokens| RateLimits { requests, tokens };
+        let mut more = shares.under(limits(Some(5), Some(400)), now, 450);
+        assert_eq!(
+            [more.take(now, 450), more.take(now, 450)].map(|taken| taken.err()),
+            [
+                // 450 of 400.
+                Some(Exhausted { what: "tokens", limit: 400, wait: seconds(7.65) }),
+                Some(Exhausted { what: "tokens", limit: 400, wait: seconds(7.65) }),
+            ]
+        );
+        let mut more = shares.under(limits(Some(5), None), now, 450);
+        assert_eq!([more.take(now, 450), more.take(now, 450)], [Ok(()), Ok(())]);
+        assert_eq!(more.take(now, 450).unwrap_err().wait, seconds(12.0));
+        // A limit where there was none begins with all of it, and what has grown back counts.
+        let later = now + seconds(20.0);
+        let mut fewer = shares.under(limits(Some(2), None), later, 450);
+        assert_eq!(fewer.take(later, 450).unwrap_err().wait, seconds(30.0));
+        let (mut free, now) = self::shares(None, None);
+        free.take(now, 0).unwrap();
+        assert_eq!(free.under(limits(Some(1), None), now, 0).take(now, 0), Ok(()));
     }
 
     #[test]

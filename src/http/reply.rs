@@ -10,10 +10,11 @@ use serde_json::{Value, json};
 use super::auth::account;
 use super::error::{ApiError, OUTAGE_RETRY};
 use super::generation::Generation;
+use super::hear::{Committed, End, hear_out};
 use super::logprobs::{Logged, Reached};
 use super::{App, calls, exchange, fingerprint, sse, unix_time};
 use crate::decode::ProposerStats;
-use crate::engine::{Cause, Event, Events, FinishReason, Job, Model, Request, Stats, SubmitError, Usage};
+use crate::engine::{Cause, Events, FinishReason, Job, Model, Request, Stats, SubmitError, Usage};
 use crate::text::Parts;
 
 /// Which of the two APIs is spoken.
@@ -230,23 +231,10 @@ async fn collect(
     let mut whole = Vec::with_capacity(choices.len());
     let mut total: Option<(Usage, Stats)> = None;
     for (index, mut events) in choices.into_iter().enumerate() {
-        let mut reply = Parts::default();
-        let mut tokens = Vec::new();
-        let (reason, usage, stats) = loop {
-            match events.recv().await {
-                Some(Event::Prefill { .. } | Event::Draft { .. }) => {}
-                Some(Event::Commit { text, reasoning, calls, logprobs, .. }) => {
-                    reply.calls.extend(calls);
-                    reply.content.push_str(&text);
-                    reply.reasoning.push_str(&reasoning);
-                    tokens.extend(logprobs);
-                }
-                Some(Event::Finish { reason, usage, stats }) => break (outcome(reason)?, usage, stats),
-                None => return Err(broke_off()),
-            }
-        };
-        let logprobs = logged.as_ref().map(|logged| logged.show(&tokens, &reply.content, Reached::default()));
-        whole.push(head.choice(index, reply, logprobs.unwrap_or_default(), reason));
+        let (Committed { parts, logprobs, .. }, End { reason, usage, stats }) = hear_out(&mut events).await?;
+        let logprobs =
+            logged.as_ref().map(|logged| logged.show(&logprobs, &parts.content, Reached::default()));
+        whole.push(head.choice(index, parts, logprobs.unwrap_or_default(), reason));
         total = Some(match total {
             Some((all, took)) => (all.with_choice(usage), took.with_choice(stats)),
             None => (usage, stats),

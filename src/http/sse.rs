@@ -12,9 +12,11 @@ use serde_json::{Value, json};
 
 use super::calls;
 use super::error::ApiError;
+use super::hear::{Committed, End, Heard, hear};
 use super::logprobs::{Logged, Reached};
-use super::reply::{Dialect, Head, broke_off, outcome, usage_json};
-use crate::engine::{Event, Events, Usage};
+use super::reply::{Dialect, Head, outcome, usage_json};
+use crate::engine::{Events, Usage};
+use crate::text::Parts;
 
 /// A stream that answers with chunks of the events as they come, one choice after the other.
 pub(super) async fn respond(
@@ -101,11 +103,11 @@ impl Frames for Chunks {
             let Some(events) = self.choices.front_mut() else {
                 return (self.close(), true);
             };
-            match events.recv().await {
-                Some(Event::Prefill { .. } | Event::Draft { .. }) => {}
-                Some(Event::Commit { text, reasoning, calls, .. })
-                    if text.is_empty() && reasoning.is_empty() && calls.is_empty() => {}
-                Some(Event::Commit { text, reasoning, calls, logprobs, .. }) => {
+            match hear(events).await {
+                Ok(Heard::Prefill { .. } | Heard::Draft { .. }) => {}
+                Ok(Heard::Commit(Committed { parts, .. })) if parts.is_empty() => {}
+                Ok(Heard::Commit(Committed { parts, logprobs, .. })) => {
+                    let Parts { content: text, reasoning, calls } = parts;
                     let mut frames = self.begin();
                     if !reasoning.is_empty() {
                         frames.push_str(&self.delta("reasoning_content", &reasoning, Value::Null));
@@ -126,17 +128,14 @@ impl Frames for Chunks {
                     }
                     return (frames, false);
                 }
-                Some(Event::Finish { reason, usage, .. }) => {
-                    let frames = match outcome(reason) {
-                        Ok(reason) => self.end(reason, usage),
-                        Err(error) => return (failure(&error), true),
-                    };
+                Ok(Heard::End(End { reason, usage, .. })) => {
+                    let frames = self.end(reason, usage);
                     return match self.choices.is_empty() {
                         true => (frames + &self.close(), true),
                         false => (frames, false),
                     };
                 }
-                None => return (failure(&broke_off()), true),
+                Err(error) => return (failure(&error), true),
             }
         }
     }

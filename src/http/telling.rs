@@ -10,11 +10,12 @@ use serde_json::Value;
 use super::chat::{Prepared, prepare};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::reply::{broke_off, figures, outcome, submit};
+use super::hear::{Committed, End, Heard, hear, hear_out};
+use super::reply::{figures, submit};
 use super::sse::{Frames, hold_back, respond_with};
 use super::turn::Turn;
 use super::{App, hex, random};
-use crate::engine::{Event, Events, Request, Stats, Usage};
+use crate::engine::{Events, Request, Stats, Usage};
 use crate::text::Parts;
 use crate::text::calls::Call;
 
@@ -95,7 +96,8 @@ pub(super) async fn answer<T: Teller>(
         let told = Told { events, stops, teller, begun: false, open: None, silent: true, calls: Vec::new() };
         return Ok(respond_with(told, app.server.ping_interval));
     }
-    let (Parts { content, reasoning, calls }, reason, usage, stats) = gather(events).await?;
+    let (Committed { parts, .. }, End { reason, usage, stats }) = hear_out(&mut events).await?;
+    let Parts { content, reasoning, calls } = parts;
     let mut blocks = Vec::new();
     if !reasoning.is_empty() {
         blocks.push(Block::Thought(reasoning));
@@ -112,23 +114,6 @@ pub(super) async fn answer<T: Teller>(
 /// The stop string that ended a reply.
 fn stop(stops: &[String], stats: &Stats) -> Option<String> {
     stats.stopped_by.and_then(|which| stops.get(which)).cloned()
-}
-
-/// All of a reply, and how it ended.
-pub(super) async fn gather(mut events: Events) -> Result<(Parts, &'static str, Usage, Stats), ApiError> {
-    let mut reply = Parts::default();
-    while let Some(event) = events.recv().await {
-        match event {
-            Event::Prefill { .. } | Event::Draft { .. } => {}
-            Event::Commit { text, reasoning, calls, .. } => {
-                reply.content.push_str(&text);
-                reply.reasoning.push_str(&reasoning);
-                reply.calls.extend(calls);
-            }
-            Event::Finish { reason, usage, stats } => return Ok((reply, outcome(reason)?, usage, stats)),
-        }
-    }
-    Err(broke_off())
 }
 
 /// A reply as the frames of a stream.
@@ -158,23 +143,21 @@ impl<T: Teller> Frames for Told<T> {
             return (self.teller.begin(), false);
         }
         loop {
-            match self.events.recv().await {
-                Some(Event::Prefill { .. } | Event::Draft { .. }) => {}
-                Some(Event::Commit { text, reasoning, calls, .. }) => {
+            match hear(&mut self.events).await {
+                Ok(Heard::Prefill { .. } | Heard::Draft { .. }) => {}
+                Ok(Heard::Commit(Committed { parts, .. })) => {
+                    let Parts { content: text, reasoning, calls } = parts;
                     self.calls.extend(calls);
                     let frames = self.say(Sort::Thought, &reasoning) + &self.say(Sort::Said, &text);
                     if !frames.is_empty() {
                         return (frames, false);
                     }
                 }
-                Some(Event::Finish { reason, usage, stats }) => {
-                    let frames = match outcome(reason) {
-                        Ok(reason) => self.end(&Ended { reason, stop: stop(&self.stops, &stats), usage }),
-                        Err(error) => self.teller.fail(&error),
-                    };
-                    return (frames, true);
+                Ok(Heard::End(End { reason, usage, stats })) => {
+                    let ended = Ended { reason, stop: stop(&self.stops, &stats), usage };
+                    return (self.end(&ended), true);
                 }
-                None => return (self.teller.fail(&broke_off()), true),
+                Err(error) => return (self.teller.fail(&error), true),
             }
         }
     }

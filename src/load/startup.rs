@@ -494,10 +494,10 @@ mod tests {
     }
 
     #[test]
-    fn the_matrix_unit_is_for_canvases() {
+    fn the_matrix_unit_is_used_where_there_is_one() {
         let mut facts = facts(4096);
         let products = |facts: &Facts| choose(facts, cost).unwrap().shape.products;
-        assert_eq!(products(&facts), Products::Vector);
+        assert_eq!(products(&facts), Products::MatrixUnit);
         facts.model.canvas = Some(256);
         assert_eq!(products(&facts), Products::MatrixUnit);
         facts.wanted.matrix_unit = false;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::stage::{CANVAS, Script, Server, Trouble, bytes, canvases, eventually, say, text_of};
+use crate::with;
 use axe::decode::choice_seed;
 use futures::StreamExt;
 use serde_json::{Value, json};
@@ -11,9 +12,7 @@ const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
 fn chat(more: Value) -> Value {
-    let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    with(json!({"messages": [{"role": "user", "content": "hi"}]}), more)
 }
 
 /// A script that says the seeds of its generations, as far as they are known: it says how many have begun.

@@ -1,6 +1,7 @@
 //! Replies held to schemas, grammars and expressions, and biased, over real sockets and a real block decoder.
 
 use crate::stage;
+use crate::with;
 use std::time::{Duration, Instant};
 
 use crate::block_support::{Hashed, auto, fixed};
@@ -22,10 +23,7 @@ async fn server(options: BlockOptions, thinks: bool) -> Server {
 }
 
 fn chat(more: Value) -> Value {
-    let mut body =
-        json!({"messages": [{"role": "user", "content": "who is it?"}], "seed": 1, "max_tokens": 300});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    with(json!({"messages": [{"role": "user", "content": "who is it?"}], "seed": 1, "max_tokens": 300}), more)
 }
 
 fn schema() -> Value {

@@ -1,6 +1,7 @@
 //! The OpenAI API over a model that denoises and thinks: its fields, its answers, its streams.
 
 use crate::stage::{self, CANVAS, Script, Server, bytes, canvases, marked, text_of};
+use crate::with;
 use axe::decode::{Denoising, Sampling, Step};
 use serde_json::{Value, json};
 
@@ -9,9 +10,7 @@ const TEXT: &str = "/v1/completions";
 
 /// A chat request with the members of `more` in it.
 fn chat(more: Value) -> Value {
-    let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    with(json!({"messages": [{"role": "user", "content": "hi"}]}), more)
 }
 
 /// A server whose model says `reply` (in the letters of [`marked`]), each canvas in three steps.

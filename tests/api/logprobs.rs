@@ -2,6 +2,7 @@
 
 use crate::block_support::{Hashed, auto, fixed};
 use crate::stage::{self, CONTEXT, EOS, Script, Server, Stage, bytes, config, loaded, thinking};
+use crate::with;
 use axe::decode::block::BlockModel;
 use axe::decode::{BlockOptions, CausalBackend};
 use axe::model::Logits;
@@ -27,12 +28,13 @@ async fn server(options: BlockOptions, thinks: bool) -> Server {
 }
 
 fn chat(more: Value) -> Value {
-    let mut body = json!({
-        "messages": [{"role": "user", "content": "say something, say something"}],
-        "max_tokens": 24, "seed": 3, "logprobs": true,
-    });
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    with(
+        json!({
+            "messages": [{"role": "user", "content": "say something, say something"}],
+            "max_tokens": 24, "seed": 3, "logprobs": true,
+        }),
+        more,
+    )
 }
 
 fn bytes_of(entries: &Value) -> Vec<u8> {

@@ -10,6 +10,14 @@ mod stage;
 #[path = "../support/mod.rs"]
 mod support;
 
+/// A request with the members of `more` in it.
+fn with(mut body: serde_json::Value, more: serde_json::Value) -> serde_json::Value {
+    if let (Some(body), serde_json::Value::Object(more)) = (body.as_object_mut(), more) {
+        body.extend(more);
+    }
+    body
+}
+
 mod choices;
 mod constrained;
 mod diffusion;

@@ -1,6 +1,7 @@
 //! `/v1/messages` as Anthropic's clients know it: what reaches the model, blocks, events, errors.
 
 use crate::stage::{EOS, Script, Server, Trouble, bytes, marked, text_of};
+use crate::with;
 use axe::decode::Step;
 use serde_json::{Value, json};
 
@@ -9,10 +10,10 @@ const QWEN: &str = include_str!("../fixtures/templates/qwen3.jinja");
 
 /// A request with the members of `more` in it.
 fn request(more: Value) -> Value {
-    let mut body =
-        json!({"model": "scripted", "max_tokens": 1000, "messages": [{"role": "user", "content": "hi"}]});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    with(
+        json!({"model": "scripted", "max_tokens": 1000, "messages": [{"role": "user", "content": "hi"}]}),
+        more,
+    )
 }
 
 fn tools() -> Value {

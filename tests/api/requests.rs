@@ -1,6 +1,7 @@
 //! The OpenAI API, answers in one piece: shapes, limits, validation, models.
 
 use crate::stage::{CONTEXT, Script, Server, Stage, Trouble, bytes, config, eventually, text_of};
+use crate::with;
 use axe::decode::{Denoising, Sampling};
 use serde_json::{Value, json};
 
@@ -9,9 +10,7 @@ const TEXT: &str = "/v1/completions";
 
 /// A chat request with the members of `more` in it.
 fn chat(more: Value) -> Value {
-    let mut body = json!({"model": "scripted", "messages": [{"role": "user", "content": "hi"}]});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    with(json!({"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}), more)
 }
 
 fn last_sampling(server: &Server) -> Sampling {

@@ -1,6 +1,7 @@
 //! `/v1/responses` as OpenAI's clients know it: items, events, what is kept (nothing).
 
 use crate::stage::{EOS, Script, Server, Trouble, bytes, marked, text_of};
+use crate::with;
 use axe::decode::Step;
 use serde_json::{Value, json};
 
@@ -9,9 +10,7 @@ const QWEN: &str = include_str!("../fixtures/templates/qwen3.jinja");
 
 /// A request with the members of `more` in it.
 fn request(more: Value) -> Value {
-    let mut body = json!({"model": "scripted", "input": "hi"});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    with(json!({"model": "scripted", "input": "hi"}), more)
 }
 
 fn tools() -> Value {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::stage::{LOUD, PATIENCE, Script, Server, Trouble, bytes, eventually, say};
+use crate::with;
 use axe::decode::Step;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,9 +13,7 @@ const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
 fn chat(more: Value) -> Value {
-    let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    with(json!({"messages": [{"role": "user", "content": "hi"}], "stream": true}), more)
 }
 
 /// The events of a stream as it should be framed: `data:` lines and comments, each followed by one blank line.

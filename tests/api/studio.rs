@@ -1,6 +1,7 @@
 //! The studio's pages and its stream of drafts, over a scripted engine.
 
 use crate::stage;
+use crate::with;
 use std::time::Duration;
 
 use crate::stage::{CANVAS, CONTEXT, Script, Server, canvases, eventually, marked};
@@ -9,9 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// A request with the members of `more` in it.
 fn chat(more: Value) -> Value {
-    let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    with(json!({"messages": [{"role": "user", "content": "hi"}]}), more)
 }
 
 /// The events of an answer: name and data.

@@ -2,6 +2,7 @@
 //! a request can force.
 
 use crate::stage::{EOS, Script, Server, Stage, bytes, canvases, config, say, speaker, text_of};
+use crate::with;
 use axe::decode::Step;
 use serde_json::{Value, json};
 
@@ -35,9 +36,7 @@ fn tools() -> Value {
 
 /// A chat request with tools and the members of `more` in it.
 fn chat(more: Value) -> Value {
-    let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": tools()});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    with(json!({"messages": [{"role": "user", "content": "hi"}], "tools": tools()}), more)
 }
 
 /// The tokens of a text in which `«` and `»` are Gemma's markers of calls and `'` is its quote.

@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 
 use super::document::Document;
 use super::reply::{Form, Part};
-use crate::engine::{Event, Events, Job, Model, Stats, Usage};
+use crate::engine::{Events, Job, Model, Stats, Usage};
 use crate::http::error::ApiError;
-use crate::http::reply::{broke_off, figures, outcome, usage_json};
+use crate::http::hear::{Committed, End, Heard, hear, hear_out};
+use crate::http::reply::{figures, usage_json};
 use crate::http::sse::{Frames, respond_with};
-use crate::http::studio::{draft, frame};
+use crate::http::studio::{draft, frame, prefill};
 use crate::http::unix_time;
 
 pub(super) struct Answer {
@@ -59,18 +60,10 @@ impl Answer {
 
     /// Waits for the end.
     pub(super) async fn whole(mut self) -> Result<Response, ApiError> {
-        while let Some(event) = self.events.recv().await {
-            match event {
-                Event::Prefill { .. } | Event::Draft { .. } => {}
-                Event::Commit { text, .. } => drop(self.take(&text)),
-                Event::Finish { reason, usage, stats } => {
-                    let reason = outcome(reason)?;
-                    self.finish(reason);
-                    return Ok(Json(self.done(reason, usage, &stats)).into_response());
-                }
-            }
-        }
-        Err(broke_off())
+        let (Committed { parts, .. }, End { reason, usage, stats }) = hear_out(&mut self.events).await?;
+        self.take(&parts.content);
+        self.finish(reason);
+        Ok(Json(self.done(reason, usage, &stats)).into_response())
     }
 
     /// Takes text of the reply; returns what of the new part came with it.
@@ -109,11 +102,9 @@ impl Answer {
 
 impl Frames for Answer {
     async fn next(&mut self) -> (String, bool) {
-        match self.events.recv().await {
-            Some(Event::Prefill { done, total }) => {
-                (frame("prefill", &json!({ "done": done, "total": total })), false)
-            }
-            Some(Event::Draft { tokens, entropy, canvas, step }) => {
+        match hear(&mut self.events).await {
+            Ok(Heard::Prefill { done, total }) => (prefill(done, total), false),
+            Ok(Heard::Draft { tokens, entropy, canvas, step }) => {
                 let mut draft = draft(&self.model.tokenizer, &tokens, &entropy, canvas, step);
                 if self.part.spaced()
                     && let Some(Value::String(first)) = draft["tokens"].get_mut(0)
@@ -123,23 +114,20 @@ impl Frames for Answer {
                 }
                 (frame("draft", &draft), false)
             }
-            Some(Event::Commit { text, tokens, .. }) => {
-                let text = self.take(&text);
-                (frame("commit", &json!({ "text": text, "tokens": tokens.len() })), false)
+            Ok(Heard::Commit(Committed { parts, tokens, .. })) => {
+                let text = self.take(&parts.content);
+                (frame("commit", &json!({ "text": text, "tokens": tokens })), false)
             }
-            Some(Event::Finish { reason, usage, stats }) => match outcome(reason) {
-                Ok(reason) => {
-                    let rest = self.finish(reason);
-                    let mut frames = String::new();
-                    if !rest.is_empty() {
-                        frames.push_str(&frame("commit", &json!({ "text": rest, "tokens": 0 })));
-                    }
-                    frames.push_str(&frame("done", &self.done(reason, usage, &stats)));
-                    (frames, true)
+            Ok(Heard::End(End { reason, usage, stats })) => {
+                let rest = self.finish(reason);
+                let mut frames = String::new();
+                if !rest.is_empty() {
+                    frames.push_str(&frame("commit", &json!({ "text": rest, "tokens": 0 })));
                 }
-                Err(error) => (frame("error", &error.to_json()), true),
-            },
-            None => (frame("error", &broke_off().to_json()), true),
+                frames.push_str(&frame("done", &self.done(reason, usage, &stats)));
+                (frames, true)
+            }
+            Err(error) => (frame("error", &error.to_json()), true),
         }
     }
 }

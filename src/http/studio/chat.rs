@@ -23,14 +23,15 @@ use serde_json::{Value, json};
 
 use super::backends::{LOCAL, REMOTE};
 use super::pieces::pieces;
-use crate::engine::{self, Event, Events, Model};
+use crate::engine::{self, Events, Model};
 use crate::http::body::json_object;
 use crate::http::chat::{ENABLE_THINKING, Prepared, prepare};
 use crate::http::completions::check_model;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, quoted};
 use crate::http::generation::one_answer;
-use crate::http::reply::{broke_off, figures, outcome, submit, usage_json};
+use crate::http::hear::{Committed, End, Heard, hear};
+use crate::http::reply::{figures, submit, usage_json};
 use crate::http::sse::{Frames, respond_with};
 use crate::http::{App, exchange, random};
 use crate::text::{ChatTemplate, Tokenizer};
@@ -134,33 +135,33 @@ struct Answer {
 
 impl Frames for Answer {
     async fn next(&mut self) -> (String, bool) {
-        match self.events.recv().await {
-            Some(Event::Prefill { done, total }) => {
-                (frame("prefill", &json!({ "done": done, "total": total })), false)
-            }
-            Some(Event::Draft { tokens, entropy, canvas, step }) => {
+        match hear(&mut self.events).await {
+            Ok(Heard::Prefill { done, total }) => (prefill(done, total), false),
+            Ok(Heard::Draft { tokens, entropy, canvas, step }) => {
                 let draft = draft(&self.model.tokenizer, &tokens, &entropy, canvas, step);
                 (frame("draft", &draft), false)
             }
-            Some(Event::Commit { tokens, text, reasoning, .. }) => {
-                let commit = json!({ "text": text, "reasoning": reasoning, "tokens": tokens.len() });
+            Ok(Heard::Commit(Committed { parts, tokens, .. })) => {
+                let commit = json!({ "text": parts.content, "reasoning": parts.reasoning, "tokens": tokens });
                 (frame("commit", &commit), false)
             }
-            Some(Event::Finish { reason, usage, stats }) => match outcome(reason) {
-                Ok(reason) => {
-                    let done = json!({
-                        "finish_reason": reason,
-                        "usage": usage_json(usage),
-                        "stats": figures(&self.model.device, self.seed, &stats),
-                        "seed": self.seed,
-                    });
-                    (frame("done", &done), true)
-                }
-                Err(error) => (frame("error", &error.to_json()), true),
-            },
-            None => (frame("error", &broke_off().to_json()), true),
+            Ok(Heard::End(End { reason, usage, stats })) => {
+                let done = json!({
+                    "finish_reason": reason,
+                    "usage": usage_json(usage),
+                    "stats": figures(&self.model.device, self.seed, &stats),
+                    "seed": self.seed,
+                });
+                (frame("done", &done), true)
+            }
+            Err(error) => (frame("error", &error.to_json()), true),
         }
     }
+}
+
+/// Prompt tokens read, as an event.
+pub(in crate::http) fn prefill(done: usize, total: usize) -> String {
+    frame("prefill", &json!({ "done": done, "total": total }))
 }
 
 /// A draft as pages read it: texts (null: structure) and nats, one a token.

@@ -23,7 +23,7 @@ use super::Face;
 use super::router::{gets, posts};
 
 pub(super) use assets::{editor, is_page};
-pub(super) use chat::{MAX_STEPS, draft, frame, seed_for_browsers, steps};
+pub(super) use chat::{MAX_STEPS, draft, frame, prefill, seed_for_browsers, steps};
 pub(super) use remote::Remote;
 
 /// Routes of the studio.

@@ -1,7 +1,7 @@
 // One answer on the page: its thoughts, its text as it settles, the scrubber and the figures.
 
 import { DraftView } from "./draft.js";
-import { button, make, seconds } from "./page.js";
+import { button, facts, make, seconds } from "./page.js";
 import { bars } from "./plots.js";
 import { Recording } from "./recording.js";
 import { replay } from "./replay.js";
@@ -91,29 +91,25 @@ export class AnswerView {
 
   figures() {
     const { stats, usage = {} } = this.answer;
-    const list = make("dl", "facts");
-    const fact = (name, value, plot) => {
-      const pair = make("div");
-      const dd = make("dd", "", value);
-      if (plot) dd.append(plot);
-      pair.append(make("dt", "", name), dd);
-      list.append(pair);
-    };
     const past = (key) => [...this.earlier.map((answer) => answer.stats?.[key]), stats[key]].filter(Number.isFinite);
     const trend = (key, label) => {
       const values = past(key);
       return values.length > 1 ? bars(values, label) : null;
     };
-    if (stats.denoising_steps !== undefined) fact("steps", String(stats.denoising_steps), trend("denoising_steps", "Steps of the last answers"));
-    else if (stats.passes !== undefined) fact("passes", String(stats.passes), null);
-    if (stats.canvases !== undefined) fact("canvases", String(stats.canvases));
-    if (Number.isFinite(stats.tokens_per_pass)) fact("tokens a pass", stats.tokens_per_pass.toFixed(2), trend("tokens_per_pass", "Tokens a pass of the last answers"));
-    if (Number.isFinite(stats.first_draft_s)) fact("first draft", seconds(stats.first_draft_s), trend("first_draft_s", "Seconds to the first draft of the last answers"));
-    if (Number.isFinite(stats.elapsed_s)) fact("answer", seconds(stats.elapsed_s), trend("elapsed_s", "Seconds of the last answers"));
-    if (Number.isFinite(stats.tokens_per_s)) fact("tok/s", stats.tokens_per_s.toFixed(1), trend("tokens_per_s", "Tokens a second of the last answers"));
-    if (usage.completion_tokens !== undefined) fact("tokens", String(usage.completion_tokens));
-    if (this.answer.seed !== undefined) fact("seed", String(this.answer.seed));
-    if (this.answer.finish && this.answer.finish !== "stop") fact("ended by", this.answer.finish);
+    const measured = (key, told) => Number.isFinite(stats[key]) && told(stats[key]);
+    const denoised = stats.denoising_steps !== undefined;
+    const list = facts(make("dl", "facts"), [
+      ["steps", stats.denoising_steps, denoised && trend("denoising_steps", "Steps of the last answers")],
+      ["passes", !denoised && stats.passes],
+      ["canvases", stats.canvases],
+      ["tokens a pass", measured("tokens_per_pass", (rate) => rate.toFixed(2)), trend("tokens_per_pass", "Tokens a pass of the last answers")],
+      ["first draft", measured("first_draft_s", seconds), trend("first_draft_s", "Seconds to the first draft of the last answers")],
+      ["answer", measured("elapsed_s", seconds), trend("elapsed_s", "Seconds of the last answers")],
+      ["tok/s", measured("tokens_per_s", (rate) => rate.toFixed(1)), trend("tokens_per_s", "Tokens a second of the last answers")],
+      ["tokens", usage.completion_tokens],
+      ["seed", this.answer.seed],
+      ["ended by", this.answer.finish !== "stop" && (this.answer.finish || undefined)],
+    ]);
     const tools = make("div", "tools");
     const copy = button("Copy", "plain", async () => {
       try {

@@ -2,7 +2,7 @@
 
 import { headers, post } from "./events.js";
 import { History } from "./history.js";
-import { announcer, backends, element, make, openPanel, seconds, state, toast, watch } from "./page.js";
+import { announcer, backends, element, facts, make, openPanel, seconds, state, toast, watch } from "./page.js";
 import { Paper } from "./paper.js";
 import { Recording } from "./recording.js";
 import { replay } from "./replay.js";
@@ -21,7 +21,7 @@ const SAMPLES = [
   },
 ];
 
-const settings = new Settings("edit");
+const settings = new Settings("edit", "edit");
 const announce = announcer();
 const paper = new Paper();
 let backend = null, running = null, reviewed = null, history = null;
@@ -172,23 +172,15 @@ function review({ before, done, recording, view }) {
   reviewed = { done, row };
   paper.compared(before, done.document);
   const { stats, usage } = done;
-  const facts = [
+  element("facts").replaceChildren();
+  facts(element("facts"), [
     ["steps", stats.denoising_steps ?? stats.passes],
     ["tokens", usage.completion_tokens],
     ["tok/s", Number.isFinite(stats.tokens_per_s) && stats.tokens_per_s.toFixed(1)],
     ["time", Number.isFinite(stats.elapsed_s) && seconds(stats.elapsed_s)],
     ["seed", done.seed],
-    ["ended by", done.finish_reason === "stop" ? undefined : done.finish_reason],
-  ];
-  element("facts").replaceChildren(
-    ...facts
-      .filter(([, value]) => value !== undefined && value !== false)
-      .map(([name, value]) => {
-        const pair = make("div");
-        pair.append(make("dt", "", name), make("dd", "", String(value)));
-        return pair;
-      }),
-  );
+    ["ended by", done.finish_reason !== "stop" && done.finish_reason],
+  ]);
   told();
   announce(`Changed: ${done.text}`);
   element("accept").focus();

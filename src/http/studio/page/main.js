@@ -9,7 +9,7 @@ import { keep, open, recall } from "./store.js";
 /** Questions to begin with, for models that chat. */
 const STARTERS = ["What is the capital of France?", "List the months of the year.", "Write three lines about rain."];
 
-const settings = new Settings();
+const settings = new Settings("answer");
 const announce = announcer();
 let store, backends = [], backend = null, chats = [], chat = null, running = null;
 

@@ -18,6 +18,18 @@ export function button(label, className, act) {
   return node;
 }
 
+/** What is known of a result: names, values and, for some, small plots. Values that are not known are left out. */
+export function facts(list, known) {
+  for (const [name, value, plot] of known) {
+    if (value === undefined || value === null || value === false) continue;
+    const pair = make("div"), told = make("dd", "", String(value));
+    if (plot) told.append(plot);
+    pair.append(make("dt", "", name), told);
+    list.append(pair);
+  }
+  return list;
+}
+
 /** Makes a place whose text screen readers say; returns what says it. */
 export function announcer() {
   const place = make("p", "quiet");

@@ -1,14 +1,66 @@
 // What the reader may set, kept in the browser; the key only as long as the tab is open.
 
+import { button, element as field, make } from "./page.js";
 import { keep, recall } from "./store.js";
 
-const field = (id) => document.getElementById(id);
+/** An input with an identifier. */
+function input(id, attributes) {
+  const made = make("input");
+  made.id = id;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+function labelled(text, ...nodes) {
+  const label = make("label");
+  label.append(text, ...nodes);
+  return label;
+}
+
+/** A slider, and its value beside its name. */
+function slider(id, text, range) {
+  const value = make("output");
+  value.id = `${id}-value`;
+  value.htmlFor = id;
+  const label = labelled(`${text} `, value, input(id, { type: "range", ...range }));
+  label.htmlFor = id;
+  return label;
+}
+
+/** What both pages let the reader set. `written` is what they write. */
+function panel(written) {
+  const steps = slider("steps", "Most steps a canvas", { min: 1, max: 48, step: 1 });
+  steps.id = "steps-row";
+  const name = labelled("Seed");
+  name.htmlFor = "seed";
+  const digits = { type: "text", inputmode: "numeric", pattern: "[0-9]*", maxlength: 15, placeholder: "a new one each time" };
+  const last = button("last", "plain", () => {});
+  last.id = "seed-again";
+  last.title = `Use the seed of the last ${written}`;
+  const joined = make("span", "joined");
+  joined.append(input("seed", digits), last);
+  const seed = make("div", "field");
+  seed.append(name, joined);
+  const about = make("p", "hint");
+  about.id = "about";
+  field("settings").append(
+    make("h2", "", "How it writes"),
+    slider("temperature", "Temperature", { min: 0, max: 2, step: 0.05 }),
+    steps,
+    labelled("Most tokens", input("max-tokens", { type: "number", min: 1, max: 100000, inputmode: "numeric" })),
+    seed,
+    make("h2", "", "Access"),
+    labelled("API key", input("key", { type: "password", autocomplete: "off", placeholder: "only if the server asks for one" })),
+    about,
+  );
+}
 
 /** The settings panel, which may lack what a page has no use for. */
 export class Settings {
-  /** `scope` is what settings are kept for; without one they are kept for each backend. */
-  constructor(scope) {
+  /** `written` is what the page writes; `scope` what settings are kept for, without one they are kept for each backend. */
+  constructor(written, scope) {
     this.scope = scope;
+    panel(written);
     const { temperature, steps } = { temperature: field("temperature"), steps: field("steps") };
     for (const slider of [temperature, steps]) {
       slider.addEventListener("input", () => this.told());
