@@ -211,6 +211,56 @@ fn products_of_q8_0() {
 }
 
 #[test]
+fn products_of_q2_k() {
+    every_case(Format::Q2K, XmxTerms::One);
+}
+
+#[test]
+fn products_of_q3_k() {
+    every_case(Format::Q3K, XmxTerms::One);
+}
+
+#[test]
+fn products_of_q5_0() {
+    every_case(Format::Q5_0, XmxTerms::One);
+}
+
+#[test]
+fn products_of_q5_1() {
+    every_case(Format::Q5_1, XmxTerms::One);
+}
+
+#[test]
+fn products_of_q5_k() {
+    every_case(Format::Q5K, XmxTerms::One);
+}
+
+#[test]
+fn products_of_q6_k() {
+    every_case(Format::Q6K, XmxTerms::One);
+}
+
+#[test]
+fn products_of_iq4_nl() {
+    every_case(Format::Iq4Nl, XmxTerms::One);
+}
+
+#[test]
+fn products_of_iq4_xs() {
+    every_case(Format::Iq4Xs, XmxTerms::One);
+}
+
+#[test]
+fn products_of_mxfp4() {
+    every_case(Format::Mxfp4, XmxTerms::One);
+}
+
+#[test]
+fn products_of_tq2_0() {
+    every_case(Format::Tq2, XmxTerms::One);
+}
+
+#[test]
 fn products_of_f16() {
     every_case(Format::F16, XmxTerms::One);
 }

@@ -10,6 +10,7 @@ mod pass;
 mod plan;
 mod repack;
 mod weights;
+mod workload;
 
 pub use causal::{Causal, LoadOptions, Logits};
 pub use config::{
@@ -19,3 +20,4 @@ pub use config::{
 pub use error::ModelError;
 pub use plan::MemoryPlan;
 pub use repack::RepackError;
+pub use workload::{AttentionShape, ExpertsShape, ProductShape, Workload};
