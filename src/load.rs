@@ -202,6 +202,16 @@ impl Load<'_> {
     }
 
     /// Warns the operator of something about this model.
+    /// Tells of a matrix unit that is not used although it could be.
+    fn unit_failed(&self, failed: bool) {
+        if failed {
+            self.warn(
+                "the processor's matrix unit failed its self-test and is left alone (see the log): slower"
+                    .to_owned(),
+            );
+        }
+    }
+
     fn warn(&self, warning: String) {
         tracing::warn!("{warning}");
         self.warnings.borrow_mut().push(warning);

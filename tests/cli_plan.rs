@@ -119,13 +119,13 @@ fn axed(variables: &[(&str, &str)], arguments: &[&str]) -> (i32, String, String)
 fn both_kinds_are_told_of_in_words_and_in_json() {
     let causal = real_model("smollm2-135m-instruct-q4_1.gguf");
     let causal = causal.to_str().unwrap();
-    let (code, out, err) = axed(&[], &["-m", causal, "-c", "300"]);
+    let (code, out, err) = axed(&[("AXE_DEVICE_MATRIX_UNIT", "false")], &["-m", causal, "-c", "300"]);
     assert_eq!((code, &*err), (0, ""));
     for words in [
         "llama, Q4_1, causal, trained for 8192 tokens",
         "context    300 tokens: model.context_length says so",
         "chunk      256 rows: ",
-        "kernels    vectors: ",
+        "kernels    vectors: device.matrix_unit is false",
         "blocks     1 to 16 rows: as many as pay",
         "memory     10",
         "a token    reads 92.1 MiB of weights",

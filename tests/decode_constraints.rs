@@ -273,6 +273,23 @@ fn what_cannot_be_asked_for_is_refused_with_the_reason() {
         (Format::JsonSchema(json!({"type": "integer", "maximum": -1e19})), "exactly"),
         (Format::JsonSchema(json!({"oneOf": [{"type": "string"}, {"minLength": 1}]})), "`anyOf` is"),
         (Format::JsonSchema(json!(false)), "object"),
+        // The same free name twice would do.
+        (Format::JsonSchema(json!({"minProperties": 2})), "`minProperties` 2"),
+        (
+            Format::JsonSchema(json!({"type": "array", "items": {"anyOf": [
+                {"minProperties": 2, "required": ["a"], "properties": {"a": {}}, "additionalProperties": {"const": 1}}]}})),
+            "`minProperties` 2",
+        ),
+        (
+            Format::JsonSchema(json!({"properties": {"const": {"$ref": "#/$defs/x"}}, "$defs": {"x": {
+                "minProperties": 3, "patternProperties": {"^a": {}}, "additionalProperties": false}}})),
+            "`minProperties` 3",
+        ),
+        (
+            Format::Lark("start: arguments\narguments: %json {\"minProperties\": 2}".to_owned()),
+            "`minProperties` 2",
+        ),
+        (Format::Lark("start: %json { \"const\": 1e300 }".to_owned()), "exactly"),
         (Format::JsonSchema(json!({"type": "string", "minLength": 5, "maxLength": 2})), "minLength"),
         (Format::JsonSchema(json!({"not": {"type": "string"}})), "not"),
         (Format::JsonSchema(json!({"type": "string", "pattern": "("})), "("),
@@ -287,6 +304,18 @@ fn what_cannot_be_asked_for_is_refused_with_the_reason() {
         let why = refusal(format.clone());
         assert!(why.contains(says), "{format:?}: {why}");
         assert!(why.len() < 600 && !why.contains("backtrace") && !why.contains("<non-verbose"), "{why}");
+    }
+    // Names that come once can be counted, and nothing else is.
+    for schema in [
+        json!({"minProperties": 1}),
+        json!({"maxProperties": 2}),
+        json!({"minProperties": 2, "properties": {"a": {}, "b": {}}, "required": ["a", "b"]}),
+        json!({"minProperties": 2, "properties": {"minProperties": {}, "b": {}}, "required": ["minProperties", "b"],
+            "additionalProperties": false}),
+        json!({"properties": {"minProperties": {"const": 5}}}),
+        json!({"const": {"minProperties": 5}}),
+    ] {
+        grammars.compile(&Format::JsonSchema(schema)).unwrap();
     }
     let none = Grammars::new(Words { tokens: words(), ends: vec![], encode: Box::new(encode) });
     assert!(matches!(none, Err(ConstraintError::Vocabulary(_))));

@@ -232,6 +232,34 @@ async fn another_checkpoint_in_the_old_ones_place_is_not_taken_for_it() {
     error_of(run(&engine, "!").await);
     let State::Failed { error } = engine.over().await else { panic!("not failed") };
     assert!(error.contains("it was checkpoint 1, it is checkpoint 2"), "{error}");
+    assert!(error.contains("restart the daemon") && error.contains("`axectl reload`"), "{error}");
+}
+
+/// The same with files.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_was_exchanged_is_told_of_and_never_served_unasked() {
+    let told = "restart the daemon to serve the new one, or put the old one back";
+    // Put back in time, the old one serves on; else the daemon ends, and says what to do.
+    for most in [0, 2] {
+        let toml = format!("device.max_faults = {most}");
+        let mut daemon = Axed::start(|folder| causal(folder, "llama"), &toml).await;
+        let (_, expected) = daemon.complete(12).await;
+        let folder = daemon.folder.path();
+        let (served, kept) = (folder.join("llama.gguf"), folder.join("kept.gguf"));
+        std::fs::rename(&served, &kept).unwrap();
+        std::fs::rename(causal(folder, "mistral"), &served).unwrap();
+        daemon.order("error 5");
+        assert_eq!(daemon.complete(12).await.0, 500);
+        until("the refusal", async || daemon.log().contains(told)).await;
+        if most == 0 {
+            std::fs::rename(&kept, &served).unwrap();
+            until("the old model", async || daemon.readiness().await == 200).await;
+            let (status, body) = daemon.complete(12).await;
+            assert_eq!((status, &body["choices"]), (200, &expected["choices"]));
+        } else {
+            assert_eq!(daemon.end().await, 3, "{}", daemon.log());
+        }
+    }
 }
 
 #[tokio::test]

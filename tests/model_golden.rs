@@ -60,6 +60,7 @@ fn a_model_takes_what_its_plan_says() {
             cache: CacheKind::F16,
             cache_dir: None,
             join: false,
+            matrix_unit: device().info().grants_matrix_unit(),
         };
         let plan = Causal::plan(&gguf, &options).unwrap();
         let device = device();

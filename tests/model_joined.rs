@@ -18,8 +18,15 @@ const WIDTHS: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 1];
 
 fn open(device: Device, path: &Path, cache: CacheKind, join: bool) -> Causal {
     let gguf = Arc::new(Gguf::open(path).unwrap());
-    let options =
-        LoadOptions { context: CONTEXT, rows: 32, logit_rows: 16, cache, cache_dir: Some(cache_dir()), join };
+    let options = LoadOptions {
+        context: CONTEXT,
+        rows: 32,
+        logit_rows: 16,
+        cache,
+        cache_dir: Some(cache_dir()),
+        join,
+        matrix_unit: true,
+    };
     Causal::load(device, gguf, &options, &mut |_| {}).unwrap()
 }
 

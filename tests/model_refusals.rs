@@ -98,7 +98,15 @@ fn keys_that_ask_for_what_is_not_done_are_refused_with_their_value() {
 
 /// As little as can be asked for.
 fn small() -> LoadOptions {
-    LoadOptions { context: 16, rows: 4, logit_rows: 1, cache: CacheKind::F32, cache_dir: None, join: false }
+    LoadOptions {
+        context: 16,
+        rows: 4,
+        logit_rows: 1,
+        cache: CacheKind::F32,
+        cache_dir: None,
+        join: false,
+        matrix_unit: true,
+    }
 }
 
 /// Why a changed tiny model is not loaded.

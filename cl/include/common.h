@@ -32,8 +32,6 @@
 // Rows that one work-item takes through a pair of tiles. Packed rows lie by such blocks, each a packed matrix of its own,
 // so that what a work-item reads lies together.
 #define ROW_BLOCK 64
-// The most rows of the kernels for a few.
-#define FEW_ROWS 8
 // The most slots in a block of an expert's (moe.cl). More than a block of matmul's: experts are few rows each, and cutting
 // them leaves less for a tile that has been unpacked.
 #define SLOT_BLOCK 128

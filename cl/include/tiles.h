@@ -47,9 +47,8 @@ inline ushort16 paired_bf16(float16 v) {
 }
 
 // Columns 32 * g and on of row `row` of a block of `rows`: a and b are the 32 values. packed: bf16 [groups][low, middle, high
-// term][rows][32], and room for 15 rows more, for a tile reads 16 rows whatever they are; sums as in pack.h, likewise.
-inline void pack_group(float16 a, float16 b, global float* packed, global float* sums, int g, int groups, int row,
-                       int rows) {
+// term][rows][32].
+inline void pack_terms(float16 a, float16 b, global float* packed, int g, int row, int rows) {
     global ushort* out = (global ushort*)packed + ((size_t)g * 3 * rows + row) * GROUP;
     const size_t term = (size_t)rows * GROUP;
     const float16 a_hi = near_bf16(a), a_rest = a - a_hi, a_mid = near_bf16(a_rest);
@@ -60,6 +59,12 @@ inline void pack_group(float16 a, float16 b, global float* packed, global float*
     vstore16(paired_bf16(b_mid), 1, out + term);
     vstore16(paired_bf16(a_hi), 0, out + 2 * term);
     vstore16(paired_bf16(b_hi), 1, out + 2 * term);
+}
+
+// Packs them, with room for 15 rows more, for a tile reads 16 rows whatever they are; sums as in pack.h, likewise.
+inline void pack_group(float16 a, float16 b, global float* packed, global float* sums, int g, int groups, int row,
+                       int rows) {
+    pack_terms(a, b, packed, g, row, rows);
     sums[(size_t)g * rows + row] = sum_lanes(a + b);
     sums[(size_t)(groups + 2 * g) * rows + row] = sum_lanes(a);
     sums[(size_t)(groups + 2 * g + 1) * rows + row] = sum_lanes(b);
@@ -105,10 +110,11 @@ inline void unpack_tiles(global const uchar* codes, float16* tiles) {
         const uint16 v = vload16(j, (global const uint*)codes);
         #pragma unroll
         for (int i = 0; i < 4; i++) {
-            // X stands for a vector register, and only where the type is a vector of floats.
-            float16 pairs;
-            __asm__("vpermw %1, %2, %0" : "=X"(pairs) : "X"(nibbles), "X"(as_float16(v >> (uint16)(4 * i))));
-            tiles[j * 4 + i] = pairs;
+            // X stands for a vector register, and only where the type is a vector of floats. Into a variable it would be
+            // stored twice.
+            __asm__("vpermw %1, %2, %0"
+                    : "=X"(tiles[j * 4 + i])
+                    : "X"(nibbles), "X"(as_float16(v >> (uint16)(4 * i))));
         }
     }
 #elif FORMAT == FORMAT_BF16
@@ -159,6 +165,22 @@ inline void unpack_tiles(global const uchar* codes, float16* tiles) {
 #endif
 }
 
+// Sum of row r's values over the columns that share a scale. sums: of its scale groups, sum_stride from one to the next.
+#if FORMAT == FORMAT_W4
+#define SUM_OF_SPAN(sums, sum_stride, r) ((sums)[r] + (sums)[(sum_stride) + (r)])
+#else
+#define SUM_OF_SPAN(sums, sum_stride, r) ((sums)[r])
+#endif
+
+// A result with a span's products added. sum: SUM_OF_SPAN.
+inline float16 add_dots(float16 result, float16 dot, float sum, float16 scale, float16 offset) {
+#if FORMAT == FORMAT_Q8_0
+    return fma(scale, dot, result); // unpacked less its centre
+#else
+    return add_group(result, dot, sum, scale, offset);
+#endif
+}
+
 // Scales what a pass of 16 or 32 rows left in dots[2 * rows] and adds it to the results. Where there are fewer rows, sums
 // that lie beyond are read for them.
 inline void add_pass(const float16* dots, const float16* scales, global const float* sums, int sum_stride, int rows,
@@ -166,17 +188,9 @@ inline void add_pass(const float16* dots, const float16* scales, global const fl
     for (int block = 0; block < rows; block += 16)
         #pragma unroll
         for (int r = block; r < block + 16; r++) {
-#if FORMAT == FORMAT_Q8_0
-            results[2 * r] = fma(scales[0], dots[2 * r], results[2 * r]);
-            results[2 * r + 1] = fma(scales[1], dots[2 * r + 1], results[2 * r + 1]);
-#else
-            float sum = sums[r];
-#if FORMAT == FORMAT_W4
-            sum += sums[sum_stride + r];
-#endif
-            results[2 * r] = add_group(results[2 * r], dots[2 * r], sum, scales[0], scales[2]);
-            results[2 * r + 1] = add_group(results[2 * r + 1], dots[2 * r + 1], sum, scales[1], scales[3]);
-#endif
+            const float sum = SUM_OF_SPAN(sums, sum_stride, r);
+            results[2 * r] = add_dots(results[2 * r], dots[2 * r], sum, scales[0], scales[2]);
+            results[2 * r + 1] = add_dots(results[2 * r + 1], dots[2 * r + 1], sum, scales[1], scales[3]);
         }
 }
 

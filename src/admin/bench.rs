@@ -1,10 +1,13 @@
 //! A short measurement through the daemon's own queue, on prompts that say nothing.
 
+use std::sync::Arc;
+use std::time::Instant;
+
 use axectl::protocol::{Bench, BenchRequest, Round};
 use axum::http::StatusCode;
 
-use super::Board;
 use super::routes::{Failure, failure};
+use super::{Board, Reloading};
 use crate::decode::Sampling;
 use crate::engine::{Event, FinishReason, Model, Request, Stop, SubmitError};
 
@@ -14,12 +17,18 @@ const MOST_ROUNDS: usize = 20;
 /// A round that waited so long for the slot, in seconds, shared the machine with others.
 const WAITED: f64 = 0.05;
 
-/// Measures, one round after the other; whoever leaves meanwhile ends it.
+/// Measures, one round after the other; whoever leaves meanwhile ends it. Reloads do not wait for it: it is refused while
+/// one is at hand, and ends with an error if the model is changed.
 pub(super) async fn run(board: &Board, asked: BenchRequest) -> Result<Bench, Failure> {
     let unavailable = |text: String| failure(StatusCode::SERVICE_UNAVAILABLE, "unavailable", text);
     board.engine().accepting().map_err(|error| unavailable(error.to_string()))?;
     let model = board.engine().model().ok_or_else(|| unavailable("no model is loaded".to_owned()))?;
     check(&asked, &model).map_err(|text| failure(StatusCode::BAD_REQUEST, "bad_request", text))?;
+    if matches!(board.reload(), Reloading::Since(_)) {
+        let text = "a reload is at hand, which takes its share of the machine; measure when it is over (`axectl status`)";
+        return Err(failure(StatusCode::CONFLICT, "reloading", text));
+    }
+    let began = Instant::now();
     let before = board.status();
     let busy = before.running.is_some() || before.waiting > 0;
     let mut rounds = Vec::with_capacity(asked.rounds);
@@ -34,6 +43,9 @@ pub(super) async fn run(board: &Board, asked: BenchRequest) -> Result<Bench, Fai
     if busy || rounds.iter().any(|round| round.queue_s > WAITED) {
         warnings
             .push("other requests ran or waited meanwhile: measure again when the daemon is idle".to_owned());
+    }
+    if board.reload().since().is_some_and(|since| since >= began) {
+        warnings.push("the configuration was reloaded meanwhile: measure again".to_owned());
     }
     if before.version.build.starts_with("debug") {
         warnings.push("this is a debug build: its host code is slow".to_owned());
@@ -70,7 +82,7 @@ fn check(asked: &BenchRequest, model: &Model) -> Result<(), String> {
 
 async fn measure(
     board: &Board,
-    model: &Model,
+    model: &Arc<Model>,
     asked: &BenchRequest,
     number: usize,
 ) -> Result<Round, Failure> {
@@ -85,10 +97,20 @@ async fn measure(
     let failed = |text: String| {
         failure(StatusCode::INTERNAL_SERVER_ERROR, "failed", format!("round {number}: {text}"))
     };
-    let mut job = board.engine().submit(request).map_err(|error| match error {
+    let refused = |error: SubmitError| match error {
         SubmitError::QueueFull { .. } => failure(StatusCode::SERVICE_UNAVAILABLE, "busy", error.to_string()),
         error => failed(error.to_string()),
-    })?;
+    };
+    // Token ids are for this model alone.
+    let pass = board.engine().enter().await.map_err(refused)?;
+    if !board.engine().model().is_some_and(|now| Arc::ptr_eq(&now, model)) {
+        let text = format!(
+            "before round {number} a reload has put another model in the place of this one; measure again"
+        );
+        return Err(failure(StatusCode::CONFLICT, "reloaded", text));
+    }
+    let mut job = board.engine().submit(request).map_err(refused)?;
+    drop(pass);
     while let Some(event) = job.events.recv().await {
         let Event::Finish { reason, usage, stats } = event else { continue };
         return match reason {

@@ -65,6 +65,11 @@ impl Board {
         self.facts().reload = reload;
     }
 
+    /// What is known of reloads.
+    pub(super) fn reload(&self) -> Reloading {
+        self.facts().reload.clone()
+    }
+
     /// Pins up where the public HTTP interface listens, e.g. `http://127.0.0.1:8080`.
     pub fn pin_address(&self, listen: impl Into<String>) {
         self.facts().listen = Some(listen.into());
@@ -270,6 +275,14 @@ fn loading(loading: &engine::Loading) -> Loading {
 }
 
 impl Reloading {
+    /// When the last one began, if it goes on, or ended.
+    pub(super) fn since(&self) -> Option<Instant> {
+        match self {
+            Self::Never => None,
+            Self::Since(since) | Self::Ended(since, _) => Some(*since),
+        }
+    }
+
     fn state(&self) -> Option<ReloadState> {
         let (running, since, outcome) = match self {
             Self::Never => return None,

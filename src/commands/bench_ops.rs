@@ -11,8 +11,8 @@ use axe::config::Config;
 use axe::device::{Arg, Buffer, Device, Launch, Purpose};
 use axe::ops::{
     ATTENTION_START, Activation, Attention, Cache, CacheKind, CombineInput, Experts, Finish, Format, Join,
-    Kernels, Matrix, Output, Pairing, Parts, Peak, Products, ROTATE_START, ROW_MULTIPLE, Rotation, Routing,
-    RowInput, STRIDE_MULTIPLE, TILE, choice_values, round_up, seconds,
+    Kernels, Matrix, Output, Pairing, Parts, Peak, ROTATE_START, ROW_MULTIPLE, Rotation, Routing, RowInput,
+    STRIDE_MULTIPLE, TILE, choice_values, round_up, seconds,
 };
 use clap::Args;
 
@@ -74,6 +74,13 @@ const OTHERS: Shapes = &[
     ("square", 2816, 2816, Format::F32),
 ];
 
+/// What causal models multiply.
+const CAUSAL: [(&str, Shapes, Activation); 3] = [
+    ("smollm2-135m", SMOLLM2, Activation::Silu),
+    ("gemma-3-270m", GEMMA3, Activation::GeluTanh),
+    ("others", OTHERS, Activation::Silu),
+];
+
 /// A layer of experts.
 struct Mixture {
     experts: usize,
@@ -130,11 +137,7 @@ fn measure(options: &Options) -> Result<()> {
         rounds: options.rounds as usize,
         only: &options.only,
     };
-    for (model, shapes, activation) in [
-        ("smollm2-135m", SMOLLM2, Activation::Silu),
-        ("gemma-3-270m", GEMMA3, Activation::GeluTanh),
-        ("others", OTHERS, Activation::Silu),
-    ] {
+    for (model, shapes, activation) in CAUSAL {
         for &(part, rows, columns, format) in shapes {
             bench.products(model, part, rows, columns, format, activation)?;
         }
@@ -156,6 +159,11 @@ fn measure(options: &Options) -> Result<()> {
         writeln!(out, "by the matrix unit; shares are of what vectors can do, and may be above 100 %")?;
         for format in [Format::W4, Format::Bf16, Format::Q8_0] {
             bench.products("diffusion", "square", 2816, 2816, format, Activation::GeluTanh)?;
+        }
+        for (model, shapes, activation) in CAUSAL {
+            for &(part, rows, columns, format) in shapes {
+                bench.products(model, part, rows, columns, format, activation)?;
+            }
         }
         bench.diffusion()?;
     }
@@ -241,9 +249,9 @@ impl Bench<'_> {
         let finish = if part == "gate and up" { Finish::Gated(activation) } else { Finish::Store };
         let output = Output { rows: &few, at: 0, stride: out_stride };
         let operations = 2.0 * rows as f64 * columns as f64;
-        for count in [1, 2, 4, 8] {
+        for count in [1, 2, 4, 8, 16] {
             let fits = count <= self.kernels.narrow_rows(&matrices[0]).min(self.rows);
-            if self.kernels.products() != Products::Vector || !fits {
+            if !fits {
                 continue;
             }
             let launches = matrices

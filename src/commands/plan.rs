@@ -223,7 +223,7 @@ fn predicted(out: &mut impl Write, passes: &[PredictedPass]) -> io::Result<()> {
             )?;
         }
     }
-    Ok(())
+    writeln!(out, "  not counted: starts of launches, norms, rotary embeddings, choices of experts")
 }
 
 fn mib(bytes: usize) -> String {

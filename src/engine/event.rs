@@ -86,7 +86,7 @@ pub enum Cause {
     Operator,
     /// The daemon ends.
     Shutdown,
-    /// Its time was over before its first token.
+    /// Its time was over before its first token, and before that of the request's other choices.
     Deadline,
     /// It waited, and the engine cannot be rebuilt, or not soon.
     Outage,

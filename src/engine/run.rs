@@ -66,8 +66,8 @@ pub(super) fn run(
                 // Nobody else is awake when the time of a waiting job is over.
                 shared.expire();
                 match interrupted() {
-                    // An empty reply that was "cut" would hide what happened.
-                    Some(FinishReason::Length) if reply.completion_tokens == 0 => {
+                    // An empty reply that was "cut" would hide what happened, unless choices before it tell.
+                    Some(FinishReason::Length) if reply.completion_tokens == 0 && !queued.continues => {
                         break FinishReason::Cancelled(Cause::Deadline);
                     }
                     Some(reason) => break reason,
@@ -149,6 +149,11 @@ pub(super) fn run(
     if !rest.is_empty() {
         queued.sender.send(reply.commit(Vec::new(), rest));
     }
+    // What was held back as a call, and was none, is content: a stop string in it cuts it like any other.
+    let reason = match reason {
+        FinishReason::Length if reply.text.stopped().is_some() => reply.stopped(),
+        reason => reason,
+    };
     let (mut stats, decode_s) = clock.stop(usage.completion_tokens, denoising, blocks);
     stats.stopped_by = reply.text.stopped();
     let key = queued.account.as_ref().and_then(|account| account.name());
@@ -279,7 +284,7 @@ impl<'a> Reply<'a> {
     /// What it means that the model, or a stop string, has ended the reply.
     fn stopped(&self) -> FinishReason {
         match self.text.calls() {
-            _ if self.text.broke_off() => FinishReason::Length,
+            _ if self.text.broke_off() && self.text.stopped().is_none() => FinishReason::Length,
             0 => FinishReason::Stop,
             _ => FinishReason::ToolCalls,
         }

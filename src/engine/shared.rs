@@ -265,8 +265,15 @@ impl Shared {
                 inner.queue = in_time;
             }
         }
-        for queued in over.into_iter().flat_map(Queued::all) {
-            self.end_waiting(&queued, FinishReason::Cancelled(Cause::Deadline));
+        for first in over {
+            // The choice before has begun: if it has come to anything, the request ends with that.
+            let reason = match first.continues {
+                true => FinishReason::Length,
+                false => FinishReason::Cancelled(Cause::Deadline),
+            };
+            for queued in first.all() {
+                self.end_waiting(&queued, reason.clone());
+            }
         }
     }
 

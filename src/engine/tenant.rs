@@ -164,7 +164,8 @@ impl Tenant {
         let Some(Loaded { backend, model }) = loaded? else { return Ok(()) };
         if model.identity != self.model.identity {
             return Err(format!(
-                "the checkpoint of {} was changed since it was loaded (it was {}, it is {}): start the daemon anew",
+                "the checkpoint of {} was exchanged since it was loaded (it was {}, it is {}): restart the daemon to \
+                 serve the new one, or put the old one back; after the next exchange, `axectl reload` takes the new one up",
                 model.name, self.model.identity, model.identity
             ));
         }

@@ -13,16 +13,20 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
+use super::unread;
+
 pub(super) struct Connection {
     io: TokioIo<TcpStream>,
     patience: Duration,
     /// Runs while a write is stuck.
     stuck: Option<Pin<Box<Sleep>>>,
+    /// What is being written instead of what was asked for, and how much of it has been.
+    instead: Option<(Vec<u8>, usize)>,
 }
 
 impl Connection {
     pub(super) fn new(stream: TcpStream, patience: Duration) -> Self {
-        Self { io: TokioIo::new(stream), patience, stuck: None }
+        Self { io: TokioIo::new(stream), patience, stuck: None, instead: None }
     }
 
     /// Passes the outcome of a write on, or an error when none has gone through for too long.
@@ -50,6 +54,24 @@ impl Read for Connection {
 
 impl Write for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.instead.is_none() {
+            self.instead = unread::answer(bytes).map(|answer| (answer, 0));
+        }
+        while let Some((answer, written)) = self.instead.take() {
+            let outcome = Pin::new(&mut self.io).poll_write(cx, &answer[written..]);
+            let more = match self.watch(outcome, cx) {
+                Poll::Ready(more) => more?,
+                Poll::Pending => {
+                    self.instead = Some((answer, written));
+                    return Poll::Pending;
+                }
+            };
+            if more == 0 || written + more == answer.len() {
+                // Nothing at all is what a closed socket takes.
+                return Poll::Ready(Ok(if more == 0 { 0 } else { bytes.len() }));
+            }
+            self.instead = Some((answer, written + more));
+        }
         let outcome = Pin::new(&mut self.io).poll_write(cx, bytes);
         self.watch(outcome, cx)
     }
@@ -71,6 +93,10 @@ impl Write for Connection {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        let mut filled = slices.iter().filter(|slice| !slice.is_empty());
+        if let (Some(only), None) = (filled.next(), filled.next()) {
+            return self.poll_write(cx, only);
+        }
         let outcome = Pin::new(&mut self.io).poll_write_vectored(cx, slices);
         self.watch(outcome, cx)
     }

@@ -96,21 +96,16 @@ fn response_format(fields: &mut Fields) -> Result<Option<Form>, ApiError> {
             None => (Format::JsonSchema(json!({ "type": "object" })), NAME.to_owned()),
         },
         "json_schema" => {
-            let (schema, param) = match object(&mut format, NAME, "json_schema")? {
-                Some(nested) => {
-                    let outer = path("json_schema");
-                    let mut nested = Fields::new(nested);
-                    let named = |error: ApiError, member| error.param(format!("{outer}.{member}"));
-                    nested.string("name").map_err(|error| named(error, "name"))?;
-                    nested.boolean("strict").map_err(|error| named(error, "strict"))?;
-                    (object(&mut nested, &outer, "schema")?, format!("{outer}.schema"))
-                }
-                None if format.has("schema") => (object(&mut format, NAME, "schema")?, path("schema")),
-                None => (None, path("json_schema")),
+            let missing = |param: &str| wrong(param, &Value::Null, "an object with a JSON schema");
+            let (mut named, outer) = match object(&mut format, NAME, "json_schema")? {
+                Some(nested) => (Fields::new(nested), path("json_schema")),
+                None if format.has("schema") => (format, NAME.to_owned()),
+                None => return Err(missing(&path("json_schema"))),
             };
-            let Some(schema) = schema else {
-                return Err(wrong(&param, &Value::Null, "an object with a JSON schema"));
-            };
+            named.string("name").map_err(|error| error.within(&outer))?;
+            named.boolean("strict").map_err(|error| error.within(&outer))?;
+            let param = format!("{outer}.schema");
+            let schema = object(&mut named, &outer, "schema")?.ok_or_else(|| missing(&param))?;
             (Format::JsonSchema(schema.into()), param)
         }
         "grammar" => (Format::Lark(lark(text(&mut format, "grammar")?, &path("grammar"))?), path("grammar")),
@@ -244,6 +239,10 @@ mod tests {
             (
                 json!({"response_format": {"type": "json_schema", "json_schema": {"strict": 1, "schema": {}}}}),
                 "response_format.json_schema.strict",
+            ),
+            (
+                json!({"response_format": {"type": "json_schema", "schema": {}, "name": 1}}),
+                "response_format.name",
             ),
             (json!({"response_format": {"type": "regex"}}), "response_format.regex"),
             (json!({"response_format": {"type": "grammar", "grammar": 1}}), "response_format.grammar"),

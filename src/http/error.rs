@@ -109,16 +109,32 @@ impl ApiError {
         self
     }
 
-    /// The same about a request that was brought into other words: parts of the text, and what they are told as.
+    /// The same about a list that was made of other parts of the request: where each of its elements comes from.
+    pub(super) fn placed(mut self, list: &str, places: &[String]) -> Self {
+        let moved = self.0.param.as_deref().and_then(|param| {
+            let (index, rest) = param.strip_prefix(list)?.strip_prefix('[')?.split_once(']')?;
+            let place = places.get(index.parse::<usize>().ok()?)?;
+            Some((param.to_owned(), format!("{place}{rest}")))
+        });
+        if let Some((param, told)) = moved {
+            self.0.message = self.0.message.replace(&format!("`{param}`"), &format!("`{told}`"));
+            self.0.param = Some(told);
+        }
+        self
+    }
+
+    /// The same about a request that was brought into other words: parts of the text, and what they are told as. A name
+    /// between quotes is a whole one, a name behind a quote or a dot the beginning or the middle of longer ones.
     pub(super) fn reworded(mut self, names: &[(&str, &str)]) -> Self {
         for (name, told) in names {
             self.0.message = self.0.message.replace(name, told);
-            // Quotes stand around whole names in messages only.
-            let [name, told] = [name, told].map(|name| name.trim_matches('`'));
-            self.0.param = self.0.param.map(|param| match param == name {
-                true => told.to_owned(),
-                false if name.starts_with('.') => param.replace(name, told),
-                false => param,
+            self.0.param = self.0.param.map(|param| {
+                // Quotes stand around names in messages only.
+                let quoted = format!("`{param}`");
+                match name.starts_with(['`', '.']) {
+                    true => quoted.replace(name, told).trim_matches('`').to_owned(),
+                    false => param,
+                }
             });
         }
         self
@@ -215,6 +231,11 @@ impl From<TextError> for ApiError {
             message.truncate(end);
             message.push('…');
         }
-        Self::field("messages", message)
+        match &error {
+            TextError::ReservedVariable { key } => {
+                Self::field(format!("chat_template_kwargs.{key}"), message)
+            }
+            _ => Self::field("messages", message),
+        }
     }
 }

@@ -10,7 +10,7 @@ use super::error::ApiError;
 use super::{hex, random};
 
 /// Tells the client the request's identifier; OpenAI's clients show it.
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 tokio::task_local! {
     /// The number of the request that the task serves.
@@ -20,6 +20,11 @@ tokio::task_local! {
 /// The number that identifiers of the request at hand end with, so that each of them finds all its lines in the log.
 pub(super) fn number() -> Result<String, ApiError> {
     NUMBER.try_with(String::clone).or_else(|_outside| fresh())
+}
+
+/// What a client gets to know of a number.
+pub(super) fn id(number: &str) -> String {
+    format!("req-{number}")
 }
 
 fn fresh() -> Result<String, ApiError> {
@@ -35,7 +40,7 @@ pub(super) async fn follow(request: Request, next: Next) -> Response {
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let path = route.unwrap_or_else(|| request.uri().path().to_owned());
-    let id = format!("req-{number}");
+    let id = id(&number);
     let span = tracing::info_span!("http", request = id, key = tracing::field::Empty);
     let answered = NUMBER.scope(number, next.run(request));
     async {

@@ -24,7 +24,8 @@ pub(super) struct Asked {
     top_k: Option<usize>,
     top_p: Option<f32>,
     min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
+    /// With the name that it came under.
+    repetition_penalty: Option<(&'static str, f32)>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
     logit_bias: Vec<(u32, f32)>,
@@ -204,7 +205,9 @@ impl Asked {
             top_k: self.top_k.unwrap_or(defaults.top_k),
             top_p: self.top_p.unwrap_or(defaults.top_p),
             min_p: self.min_p.unwrap_or(defaults.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            repetition_penalty: self
+                .repetition_penalty
+                .map_or(defaults.repetition_penalty, |(_, penalty)| penalty),
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             seed: self.seed.map_or_else(random_seed, Ok)?,
@@ -217,11 +220,12 @@ impl Asked {
     fn diffusion(&self, max_steps: usize) -> Result<Sampling, ApiError> {
         let neutral = Sampling::default();
         let differs = |asked: Option<f32>, neutral: f32| asked.is_some_and(|asked| asked != neutral);
+        let (repetition, penalty) = self.repetition_penalty.unzip();
         for (name, has_effect) in [
             ("top_k", self.top_k.is_some_and(|k| k != neutral.top_k)),
             ("top_p", differs(self.top_p, neutral.top_p)),
             ("min_p", differs(self.min_p, neutral.min_p)),
-            ("repetition_penalty", differs(self.repetition_penalty, neutral.repetition_penalty)),
+            (repetition.unwrap_or_default(), differs(penalty, neutral.repetition_penalty)),
             ("presence_penalty", differs(self.presence_penalty, neutral.presence_penalty)),
             ("frequency_penalty", differs(self.frequency_penalty, neutral.frequency_penalty)),
             ("logit_bias", !self.logit_bias.is_empty()),
@@ -326,15 +330,15 @@ fn choices(fields: &mut Fields, app: &App) -> Result<usize, ApiError> {
     Ok(usize::try_from(choices).unwrap_or(1))
 }
 
-fn repetition_penalty(fields: &mut Fields) -> Result<Option<f32>, ApiError> {
-    let long = fields.number("repetition_penalty", 0.01, 10.0)?;
-    let short = fields.number("repeat_penalty", 0.01, 10.0)?;
-    match (long, short) {
-        (Some(a), Some(b)) if a != b => Err(ApiError::field(
-            "repeat_penalty",
-            "`repetition_penalty` and `repeat_penalty` are the same setting but differ; send one",
-        )),
-        (a, b) => Ok(a.or(b)),
+/// The penalty, and which of its two names it came under.
+fn repetition_penalty(fields: &mut Fields) -> Result<Option<(&'static str, f32)>, ApiError> {
+    let [long, short] = ["repetition_penalty", "repeat_penalty"];
+    match (fields.number(long, 0.01, 10.0)?, fields.number(short, 0.01, 10.0)?) {
+        (Some(a), Some(b)) if a != b => {
+            let message = format!("`{long}` and `{short}` are the same setting but differ; send one");
+            Err(ApiError::field(short, message))
+        }
+        (a, b) => Ok(a.map(|a| (long, a)).or(b.map(|b| (short, b)))),
     }
 }
 

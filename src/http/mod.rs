@@ -52,6 +52,7 @@ mod telling;
 mod tokens;
 mod tools;
 mod turn;
+mod unread;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -29,6 +29,8 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
     let options = options(load.config, choice.shape);
     let mut model =
         Causal::load(opened.device.clone(), Arc::clone(gguf), &options, &mut |share| load.preparing(share))?;
+    let products = model.products();
+    load.unit_failed(model.fell_back());
     model.limit_choices(opened.tokenizer.vocab_size());
     if model.joining_failed() {
         load.board.warn(
@@ -53,7 +55,7 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
             choices: String::new(),
             context: options.context,
             kind: ModelKind::Causal,
-            products: Products::Vector,
+            products,
         },
     ))
 }
@@ -86,6 +88,7 @@ fn options(config: &Config, shape: Shape) -> LoadOptions {
         cache: config.device.kv_cache,
         cache_dir: cache_dir(&config.device),
         join: config.device.joins(),
+        matrix_unit: shape.products == Products::MatrixUnit,
     }
 }
 
@@ -99,7 +102,7 @@ fn costs(load: &super::Load<'_>, gguf: &Gguf, model: &mut Causal) -> Result<Cost
 /// What the cost of passes depends on.
 fn cost_key(config: &Config, gguf: &Gguf, info: &DeviceInfo) -> String {
     format!(
-        "{} {} {} {}, {} of {} compute units, {}, axe {}",
+        "{} {} {} {}, {} of {} compute units, {}, {}, axe {}",
         gguf.identity(),
         config.device.kv_cache,
         info.name,
@@ -107,6 +110,7 @@ fn cost_key(config: &Config, gguf: &Gguf, info: &DeviceInfo) -> String {
         config.device.threads.map_or("all".to_owned(), |threads| threads.to_string()),
         info.compute_units,
         if config.device.joins() { "joined" } else { "launches" },
+        if config.device.matrix_unit && info.grants_matrix_unit() { "matrix unit" } else { "vectors" },
         env!("CARGO_PKG_VERSION"),
     )
 }

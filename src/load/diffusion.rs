@@ -43,12 +43,7 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
     let bars = load.config.denoising.bar_immediate_end;
     let products = model.products();
     let choices = format!("{quantisation} {products:?} {bars}");
-    if load.config.device.matrix_unit && model.fell_back() {
-        load.warn(
-            "the processor's matrix unit failed its self-test and is left alone (see the log): slower"
-                .to_owned(),
-        );
-    }
+    load.unit_failed(model.fell_back());
     let kind =
         ModelKind::BlockDiffusion { canvas: trained.canvas, max_steps: generation.max_denoising_steps };
     let rules = DenoisingRules { bar_immediate_end: bars };

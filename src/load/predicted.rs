@@ -198,12 +198,14 @@ fn expert(shape: &ExpertsShape, each: &ProductShape, gate_up: bool, terms: XmxTe
 }
 
 fn attention(shape: &AttentionShape, rows: usize, context: usize) -> Timed {
-    let AttentionShape { heads, kv_heads, head_size, window, latent } = *shape;
+    let AttentionShape { heads, kv_heads, head_size, window, latent, capped } = *shape;
     let seen = window.map_or(context, |window| context.min(window.saturating_sub(1)));
     let [mut values, keys] = xmx_attention_work(head_size, heads, kv_heads, rows, seen + rows);
     if latent {
         // A latent is key and value.
         values.bytes -= (kv_heads * (seen + rows) * head_size * 2) as u64;
+    }
+    if latent || capped {
         return without_kernel(values.and(keys));
     }
     // Of heads of 64, both loops are of one sort.
@@ -259,15 +261,21 @@ mod tests {
             ],
             attention: (0..30)
                 .map(|index| match index % 6 {
-                    5 => {
-                        AttentionShape { heads: 16, kv_heads: 2, head_size: 512, window: None, latent: false }
-                    }
+                    5 => AttentionShape {
+                        heads: 16,
+                        kv_heads: 2,
+                        head_size: 512,
+                        window: None,
+                        latent: false,
+                        capped: false,
+                    },
                     _ => AttentionShape {
                         heads: 16,
                         kv_heads: 8,
                         head_size: 256,
                         window: Some(1024),
                         latent: false,
+                        capped: false,
                     },
                 })
                 .collect(),
@@ -280,7 +288,17 @@ mod tests {
     fn a_denoising_step_of_the_26b_is_near_what_the_card_could_do() {
         let passes = predicted_passes(&of_26b(), 8192, 512);
         let step = passes.iter().find(|pass| pass.what == STEP && pass.context == 0).unwrap();
+        for part in &step.parts {
+            let milliseconds = part.predicted.map(|seconds| seconds * 1e3);
+            println!(
+                "{}: {:.0} MB, floor {:.2} ms, {milliseconds:.2?}",
+                part.what,
+                part.bytes as f64 / 1e6,
+                part.floor * 1e3
+            );
+        }
         let (floor, [one, two]) = (step.floor() * 1e3, step.predicted().map(|seconds| seconds * 1e3));
+        println!("{floor:.1} ms, {one:.1} ms, {two:.1} ms");
         assert!((24.0..32.0).contains(&floor), "{floor} ms: {step:?}");
         assert!(one / floor < 1.35, "{one} ms in one term, {floor} at best: {step:?}");
         assert!(two / floor < 1.6, "{two} ms in two terms, {floor} at best: {step:?}");
@@ -306,7 +324,14 @@ mod tests {
     #[test]
     fn what_has_no_kernels_is_told_apart() {
         let plain = ProductShape { format: Format::F32, outputs: 512, columns: 512 };
-        let latent = AttentionShape { heads: 16, kv_heads: 1, head_size: 576, window: None, latent: true };
+        let latent = AttentionShape {
+            heads: 16,
+            kv_heads: 1,
+            head_size: 576,
+            window: None,
+            latent: true,
+            capped: false,
+        };
         let workload = Workload {
             products: vec![plain],
             conditioning: Vec::new(),

@@ -189,11 +189,11 @@ pub fn choose(
 
 /// The family of kernels. Whether the matrix unit's compute what they should, their self-test says at start.
 fn kernels(facts: &Facts) -> (Products, Reason) {
-    let unit = facts.model.canvas.is_some() && facts.wanted.matrix_unit && facts.device.matrix_unit;
-    let why = if unit {
+    let unit = facts.wanted.matrix_unit && facts.device.matrix_unit;
+    let why = if unit && facts.model.canvas.is_some() {
         "a canvas is many rows, and the processor has AMX"
-    } else if facts.model.canvas.is_none() {
-        "causal models use these alone: one row and many rows give the same bits"
+    } else if unit {
+        "the processor has AMX, for which a few rows are as fast as one"
     } else if !facts.wanted.matrix_unit {
         "device.matrix_unit is false"
     } else {

@@ -5,6 +5,7 @@ mod config;
 pub mod diffusion_gemma;
 mod error;
 mod gate_up;
+mod kernels;
 mod keys;
 mod pass;
 mod plan;

@@ -39,6 +39,8 @@ pub struct AttentionShape {
     pub window: Option<usize>,
     /// Whether all heads see one latent.
     pub latent: bool,
+    /// Whether scores are capped.
+    pub capped: bool,
 }
 
 /// What the passes of a model have to do. Norms, routers' choices and rotary embeddings are left out, which take little.

@@ -20,6 +20,9 @@ const FINISH: &str = include_str!("../../cl/include/finish.h");
 const PACK: &str = include_str!("../../cl/include/pack.h");
 const TILE_PAIR: &str = include_str!("../../cl/include/tile_pair.h");
 const TILES: &str = include_str!("../../cl/include/tiles.h");
+const FEW_ROWS: &str = include_str!("../../cl/include/few_rows.h");
+const FEW_VECTORS: &str = include_str!("../../cl/include/few_vectors.h");
+const FEW_TILES: &str = include_str!("../../cl/include/few_tiles.h");
 const MATMUL: &str = include_str!("../../cl/matmul.cl");
 const CHOICE: &str = include_str!("../../cl/choice.cl");
 const HEAD: &str = include_str!("../../cl/head.cl");
@@ -65,11 +68,11 @@ pub enum OpsError {
     },
 }
 
-/// How products of many rows are made. Their results differ in rounding, and so does the form of packed rows: rows that
-/// one [`Kernels`] packed are for its products only.
+/// How products are made. Their results differ in rounding, and so does the form of packed rows: rows that one [`Kernels`]
+/// packed are for its products only. [`Kernels::narrow`] and [`Kernels::matmul`] make the same bits of a row either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Products {
-    /// By vectors. [`Kernels::narrow`] makes the same bits of a row.
+    /// By vectors.
     Vector,
     /// By the processor's matrix unit, as exact; see `cl/include/tiles.h`.
     MatrixUnit,
@@ -181,7 +184,11 @@ impl Kernels {
         name: &str,
     ) -> Result<Kernel, OpsError> {
         self.kernel(device, ("matmul", format as usize), name, || {
-            let source = format!("{}{PREPARE}{FINISH}{MATMUL}", self.products_source(format));
+            let few = match self.products {
+                Products::Vector => FEW_VECTORS,
+                Products::MatrixUnit => FEW_TILES,
+            };
+            let source = format!("{}{PREPARE}{FINISH}{FEW_ROWS}{few}{MATMUL}", self.products_source(format));
             (format!("matmul.cl ({})", format.name()), source)
         })
     }

@@ -2,7 +2,7 @@
 //! rows and two for many.
 
 use super::check::{check, holds_floats, int};
-use super::kernels::{Kernels, OpsError};
+use super::kernels::{Kernels, OpsError, Products};
 use super::{Format, ROW_BLOCK, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
 use crate::device::{Arg, Buffer, Device, Launch, Work};
 
@@ -14,22 +14,33 @@ const NARROW_ROWS: usize = 14;
 const NARROW_GROUPS: usize = 16;
 const NARROW_PAIRS: usize = 17;
 const NARROW_EACH: usize = 18;
-/// Products that a work-item makes at most, unless a pair has more, where it may find its rows prepared: some 20
-/// microseconds.
+/// Products that a work-item makes at most by vectors, unless a pair has more, where it may find its rows prepared: some
+/// 20 microseconds.
 const MOST_PRODUCTS: u64 = 1 << 19;
+/// As many rows as these take vectors as long as the matrix unit is busy with any that it takes at a time.
+const UNIT_ROWS: u64 = 2;
 
 /// Cuts a launch of [`NARROW`] with these arguments into more work-items where they are long. Gives their number.
-pub(super) fn cut(args: &mut [u64]) -> usize {
+pub(super) fn cut(args: &mut [u64], products: Products) -> usize {
     let (pairs, each) = (args[NARROW_PAIRS], args[NARROW_EACH]);
-    let products = 32 * 32 * args[NARROW_GROUPS] * args[NARROW_ROWS];
+    let rows = match products {
+        Products::Vector => args[NARROW_ROWS],
+        Products::MatrixUnit => UNIT_ROWS,
+    };
+    let products = 32 * 32 * args[NARROW_GROUPS] * rows;
     // Whole pairs of pairs, which go well together.
     let most = (MOST_PRODUCTS / products.max(1)).max(2) & !1;
     args[NARROW_EACH] = each.min(most).max(1);
     pairs.div_ceil(args[NARROW_EACH]) as usize
 }
 
-/// Most rows of `narrow`; `FEW_ROWS` in `cl/include/common.h`.
-const FEW_ROWS: usize = 8;
+/// Most rows of `narrow`; `FEW_ROWS` in `cl/include/few_vectors.h` and `few_tiles.h`.
+fn few_rows(products: Products) -> usize {
+    match products {
+        Products::Vector => 8,
+        Products::MatrixUnit => 16,
+    }
+}
 
 /// A repacked weight matrix on the device.
 #[derive(Debug, Clone)]
@@ -167,11 +178,11 @@ impl Kernels {
         self.narrow(device, matrix, input, 1, finish, output)
     }
 
-    /// Most rows, 1 to 8, that [`narrow`](Self::narrow) takes through `matrix`: as many as the device's local memory holds.
+    /// Most rows, 1 to 8 or 16, that [`narrow`](Self::narrow) takes through `matrix`: as many as the device's local memory holds.
     /// Up to there it is faster than packing for [`matmul`](Self::matmul).
     pub fn narrow_rows(&self, matrix: &Matrix) -> usize {
-        let bytes = |rows: usize| -> usize { local_bytes(matrix, rows).into_iter().sum() };
-        (2..=FEW_ROWS).rev().find(|&rows| bytes(rows) <= self.local_memory()).unwrap_or(1)
+        let bytes = |rows: usize| -> usize { local_bytes(self.products(), matrix, rows).into_iter().sum() };
+        (2..=few_rows(self.products())).rev().find(|&rows| bytes(rows) <= self.local_memory()).unwrap_or(1)
     }
 
     /// `rows` rows, at most [`narrow_rows`](Self::narrow_rows), through `matrix`, without packing.
@@ -195,7 +206,7 @@ impl Kernels {
         let pairs_each = pairs.div_ceil(self.shares(pairs));
         let unused = self.unused();
         let (branch, branch_weight, new_rows) = input.branch.unwrap_or((unused, unused, unused));
-        let [prepared, sums, line] = local_bytes(matrix, rows);
+        let [prepared, sums, line] = local_bytes(self.products(), matrix, rows);
         Ok(Launch::with_args(
             &self.matmul_kernel(device, matrix.format, OP)?,
             &[
@@ -393,9 +404,13 @@ impl Kernels {
 }
 
 /// Local memory of `narrow`: prepared rows, their sums, and the row that is being prepared.
-fn local_bytes(matrix: &Matrix, rows: usize) -> [usize; 3] {
+fn local_bytes(products: Products, matrix: &Matrix, rows: usize) -> [usize; 3] {
     let row = matrix.groups() * 32 * 4;
-    [row * rows, row / matrix.format.scale_group() * rows, if rows > 1 { row } else { 4 }]
+    match products {
+        Products::Vector => [row * rows, row / matrix.format.scale_group() * rows, row],
+        // As packed rows.
+        Products::MatrixUnit => [row / 2 * 3 * rows, row / matrix.format.scale_group() * rows, row],
+    }
 }
 
 /// CPU reference of an activation.

@@ -74,6 +74,12 @@ pub enum TextError {
         /// The template's own words where it raised an exception, else what the template engine says.
         message: String,
     },
+    /// A variable for the chat template that is not the request's to set.
+    #[error("`chat_template_kwargs.{key}` cannot be set: the server sets `{key}` itself")]
+    ReservedVariable {
+        /// Its name.
+        key: String,
+    },
     /// The messages cannot be given to a chat template.
     #[error("{what}")]
     BadMessages {

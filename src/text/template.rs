@@ -195,9 +195,7 @@ impl ChatTemplate {
             }
         }
         if let Some(key) = input.extra.keys().find(|key| RESERVED.contains(&key.as_str())) {
-            return Err(bad(format!(
-                "`chat_template_kwargs.{key}` cannot be set: the server sets `{key}` itself"
-            )));
+            return Err(TextError::ReservedVariable { key: key.clone() });
         }
         let declared = input.tools.as_ref().and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         let messages = Value::Array(self.adapt(messages, declared)?);

@@ -1,5 +1,8 @@
 //! Each route with its answer and its refusals.
 
+use std::time::{Duration, Instant};
+
+use axe::admin::Reloading;
 use axe::decode::Step;
 use axectl::{
     client::ClientError,
@@ -9,7 +12,9 @@ use axectl::{
     },
 };
 
-use crate::support::{Daemon, MEMORY};
+use futures::FutureExt;
+
+use crate::support::{Another, Daemon, MEMORY};
 
 const NOTHING: Option<&()> = None;
 
@@ -211,6 +216,61 @@ async fn bench_measures_rounds_through_the_queue() {
         assert_eq!(status.as_u16(), 400);
         assert!(body.error.message.contains(part), "{part}: {}", body.error.message);
     }
+}
+
+#[tokio::test]
+async fn a_bench_and_a_reload_do_not_mix() {
+    let asked = BenchRequest { prompt_tokens: 7, completion_tokens: 5, rounds: 1 };
+    let refusal = |outcome: Result<Bench, ClientError>| match outcome {
+        Err(ClientError::Refused { status, body }) => {
+            assert_eq!(status.as_u16(), 409);
+            (body.error.code, body.error.message)
+        }
+        other => panic!("not refused: {other:?}"),
+    };
+    let daemon = Daemon::start().await;
+    let round = || {
+        daemon.steps.send(Step::Prefill { done: 7, total: 7 }).unwrap();
+        daemon.steps.send(Step::Commit(vec![0; 5])).unwrap();
+    };
+    // While a reload is at hand none begins.
+    daemon.board.pin_reload(Reloading::Since(Instant::now()));
+    let (code, message) = refusal(daemon.client().post("/bench", Some(&asked)).await);
+    assert!(code == "reloading" && message.contains("axectl status"), "{code}: {message}");
+    assert_eq!(daemon.engine.status().counters.requests.length, 0);
+    // One that changed no model is told of.
+    daemon.board.pin_reload(Reloading::Ended(Instant::now(), Ok(String::new())));
+    for meanwhile in [false, true] {
+        let client = daemon.client();
+        let reload = async {
+            daemon.queue_until(|queue| queue.running.is_some()).await;
+            if meanwhile {
+                daemon.board.pin_reload(Reloading::Since(Instant::now()));
+                daemon.board.pin_reload(Reloading::Ended(Instant::now(), Ok(String::new())));
+            }
+            round();
+            round();
+        };
+        let (bench, ()) = tokio::join!(client.post::<Bench>("/bench", Some(&asked)), reload);
+        let warned = bench.unwrap().warnings.iter().any(|warning| warning.contains("reloaded meanwhile"));
+        assert_eq!(warned, meanwhile);
+    }
+    // Another model ends it: what it would measure is not what it says.
+    let client = daemon.client();
+    let replacing = async {
+        daemon.queue_until(|queue| queue.running.is_some()).await;
+        let engine = daemon.engine.clone();
+        let replacing = tokio::spawn(async move { engine.replace(Box::new(Another), Box::new(|| {})).await });
+        // The new model is loaded, and waits for this round to end.
+        while daemon.engine.enter().now_or_never().is_some() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        round();
+        replacing.await.unwrap().unwrap();
+    };
+    let (bench, ()) = tokio::join!(client.post::<Bench>("/bench", Some(&asked)), replacing);
+    let (code, message) = refusal(bench);
+    assert!(code == "reloaded" && message.contains("measure again"), "{code}: {message}");
 }
 
 #[tokio::test]

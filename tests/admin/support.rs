@@ -12,7 +12,7 @@ use axe::{
     admin::{Board, Listener, LogControl, LogRing, Policy, Server},
     decode::{Backend, BackendError, Generation, Memory, Sampling, Step},
     device::telemetry::Sampler,
-    engine::{Engine, EngineHandle, Loaded, Model, ModelKind, Request, Stop},
+    engine::{Engine, EngineHandle, LoadProgress, Loaded, Loader, Model, ModelKind, Request, Stop},
     text::{Strings, Tokenizer, Vocabulary},
 };
 use axectl::{client::Client, protocol};
@@ -219,6 +219,21 @@ fn model() -> Model {
         tokenizer: Tokenizer::new(vocabulary).unwrap().into(),
         template: None,
         constraints: axe::engine::Constraints::default(),
+    }
+}
+
+/// Loads a model that can say one token.
+pub struct Another;
+
+impl Loader for Another {
+    fn load(&mut self, _: &LoadProgress) -> Result<Loaded, BackendError> {
+        let (steps, script) = mpsc::channel();
+        steps.send(Step::Commit(vec![0]))?;
+        Ok(Loaded { backend: Box::new(Scripted(script)), model: model() })
+    }
+
+    fn fits_beside(&mut self, _: Memory) -> Result<bool, BackendError> {
+        Ok(true)
     }
 }
 

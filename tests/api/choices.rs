@@ -182,6 +182,67 @@ async fn leaving_frees_all_choices() {
     assert_eq!(held.stage.script.started.lock().unwrap().len(), 1);
 }
 
+/// The answer to a request for three choices, of which so many steps are made before its time is over, and one after.
+async fn out_of_time(steps: usize, stream: bool) -> (u16, String) {
+    let server = Server::configured(counting().gated(), "[server]\nrequest_timeout_s = 1").await;
+    let mut body = chat(json!({"n": 3, "stream": stream}));
+    if stream {
+        body["stream_options"] = json!({"include_usage": true});
+    }
+    let asked = tokio::spawn(server.client.post(server.url(CHAT)).json(&body).send());
+    eventually("one runs", || server.stage.engine.status().running.is_some()).await;
+    let over = tokio::time::Instant::now() + Duration::from_millis(1001);
+    server.stage.script.permit(steps);
+    eventually("the steps", || server.stage.script.steps_done() == steps).await;
+    tokio::time::sleep_until(over).await;
+    server.stage.script.permit(1);
+    let response = asked.await.unwrap().unwrap();
+    let answer = (response.status().as_u16(), response.text().await.unwrap());
+    eventually("nothing is left", || {
+        let status = server.stage.engine.status();
+        status.running.is_none() && status.queue.jobs.is_empty()
+    })
+    .await;
+    let counted = server.stage.engine.status().counters.requests;
+    assert_eq!(counted.stop + counted.length + counted.error, 3, "{counted:?}");
+    answer
+}
+
+#[tokio::test]
+async fn a_request_whose_time_is_over_ends_with_what_its_choices_have() {
+    // A choice takes a step for its prompt, four for its text, and one for its end.
+    let cases = [
+        (3, 3, [("no ", "length"), ("", "length"), ("", "length")]),
+        (6, 5, [("no 0", "stop"), ("", "length"), ("", "length")]),
+        (8, 7, [("no 0", "stop"), ("no", "length"), ("", "length")]),
+    ];
+    let all = cases.iter().map(|(steps, tokens, choices)| async move {
+        let (whole, stream) = tokio::join!(out_of_time(*steps, false), out_of_time(*steps, true));
+        assert_eq!((whole.0, stream.0), (200, 200), "{whole:?}");
+        let whole: Value = serde_json::from_str(&whole.1).unwrap();
+        let told = |choice: &Value| (choice["message"]["content"].clone(), choice["finish_reason"].clone());
+        let told: Vec<_> = whole["choices"].as_array().unwrap().iter().map(told).collect();
+        let expected: Vec<_> = choices.iter().map(|(text, reason)| (json!(text), json!(reason))).collect();
+        assert_eq!(told, expected);
+        assert_eq!(whole["usage"]["completion_tokens"], json!(tokens));
+
+        let mut chunks = chunks(&stream.1);
+        assert_eq!(chunks.pop().unwrap()["usage"]["completion_tokens"], json!(tokens));
+        for (index, (text, reason)) in choices.iter().enumerate() {
+            let own = chunks.iter().map(|chunk| &chunk["choices"][0]).filter(|c| c["index"] == json!(index));
+            let own: Vec<&Value> = own.collect();
+            let said: String = own.iter().filter_map(|c| c["delta"]["content"].as_str()).collect();
+            assert_eq!((said.as_str(), &own.last().unwrap()["finish_reason"]), (*text, &json!(reason)));
+            assert_eq!(own[0]["delta"]["role"], "assistant");
+        }
+    });
+    futures::future::join_all(all).await;
+    for stream in [false, true] {
+        let (status, body) = out_of_time(0, stream).await;
+        assert!(status == 504 && body.contains("request_timeout"), "nothing was committed: {status} {body}");
+    }
+}
+
 #[tokio::test]
 async fn the_operator_cancels_all_choices_at_once() {
     let server = Server::start(Script::endless().pace(Duration::from_millis(1))).await;

@@ -85,6 +85,7 @@ async fn what_denoising_cannot_honour_is_refused_by_name() {
         ("top_p", json!(0.9)),
         ("min_p", json!(0.1)),
         ("repetition_penalty", json!(1.1)),
+        ("repeat_penalty", json!(1.1)),
         ("presence_penalty", json!(0.5)),
         ("frequency_penalty", json!(-0.5)),
     ] {
@@ -291,6 +292,7 @@ async fn thinking_is_switched_by_the_templates_variable_and_by_effort() {
         (json!({"reasoning_effort": "high", "chat_template_kwargs": off}), "reasoning_effort"),
         (json!({"enable_thinking": true}), "enable_thinking"),
         (json!({"chat_template_kwargs": {"enable_thinking": "no"}}), "chat_template_kwargs.enable_thinking"),
+        (json!({"chat_template_kwargs": {"messages": []}}), "chat_template_kwargs.messages"),
     ] {
         assert_eq!(server.refusal(CHAT, &chat(body.clone()), 400).await["param"], param, "{body}");
     }

@@ -332,6 +332,31 @@ async fn hostile_bytes_get_an_error_and_the_next_client_is_served() {
 }
 
 #[tokio::test]
+async fn what_cannot_be_read_gets_an_error_like_all_others() {
+    let server = Server::configured(Script::saying("x"), "[server]\nmax_head_kib = 8").await;
+    let begun = "GET / HTTP/1.1\r\nX: ";
+    let large = format!("{begun}{}", "a".repeat((8 << 10) - begun.len()));
+    let behind = "GET /health HTTP/1.1\r\nHost: x\r\n\r\nnonsense\r\n\r\n";
+    for (bytes, status, word) in [
+        (large.as_str(), 431, "`server.max_head_kib`"),
+        ("nonsense\r\n\r\n", 400, "HTTP"),
+        (behind, 400, "HTTP"),
+    ] {
+        let answer = exchange(&server, bytes.as_bytes()).await;
+        let last = &answer[answer.rfind("HTTP/1.1 ").unwrap()..];
+        let (head, body) = last.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        assert!(head.contains("\r\nx-request-id: req-"), "{answer}");
+        assert!(head.contains("\r\ncontent-type: application/json"), "{answer}");
+        assert!(head.contains(&format!("\r\ncontent-length: {}\r\n", body.len())), "{answer}");
+        let error = &serde_json::from_str::<Value>(body).unwrap()["error"];
+        assert_eq!((&error["type"], &error["param"]), (&"invalid_request_error".into(), &Value::Null));
+        assert!(error["message"].as_str().unwrap().contains(word), "{error}");
+    }
+    assert_eq!(server.get("/health").await.status(), 200);
+}
+
+#[tokio::test]
 async fn json_is_compressed_for_those_who_ask() {
     let server = Server::start(Script::saying(&"many words ".repeat(100))).await;
     let ask = |accept: &'static str| {

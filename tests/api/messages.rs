@@ -282,7 +282,14 @@ async fn what_is_wrong_is_told_in_the_words_of_the_request() {
         (user(json!({"type": "image", "source": {}})), "`messages[0].content[0].type`"),
         (user(json!({"type": "text"})), "`messages[0].content[0].text`"),
         (user(json!({"type": "tool_result"})), "`messages[0].content[0].tool_use_id`"),
-        (user(json!({"type": "tool_result", "tool_use_id": "x"})), "tool_call_id`"),
+        (user(json!({"type": "tool_result", "tool_use_id": "x"})), "`messages[0].content[0].tool_use_id`"),
+        (
+            json!({"system": "x", "messages": [{"role": "user", "content": [
+                {"type": "text", "text": "x"}, {"type": "tool_result", "tool_use_id": "x"},
+            ]}]}),
+            "`messages[0].content[1].tool_use_id`",
+        ),
+        (json!({"chat_template_kwargs": {"messages": []}}), "`chat_template_kwargs.messages`"),
         (
             json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}),
             "`messages[1]`",
@@ -305,10 +312,22 @@ async fn what_is_wrong_is_told_in_the_words_of_the_request() {
         (json!({"thinking": {"type": "deep"}}), "`thinking.type`"),
         (json!({"container": "x"}), "`container`"),
         (json!({"output_config": {"format": {"type": "xml"}}}), "`output_config.format`"),
+        (
+            json!({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}),
+            "`output_config.format.schema`",
+        ),
+        (
+            json!({"output_config": {"format": {"type": "json_schema", "schema": 1}}}),
+            "`output_config.format.schema`",
+        ),
     ] {
         let error = refusal(&server, PATH, &request(more.clone()), 400).await;
         assert_eq!(error["type"], "invalid_request_error", "{more}");
-        assert!(error["message"].as_str().unwrap().contains(word), "{more}: {error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(word), "{more}: {error}");
+        for inner in ["response_format", "tool_call_id", "function.", "assistant message", "`stop`"] {
+            assert!(!message.contains(inner), "nothing of that was sent: {error}");
+        }
     }
     assert_eq!(server.stage.script.started.lock().unwrap().len(), 0, "nothing of this may reach the model");
 }

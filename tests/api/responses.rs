@@ -261,10 +261,35 @@ async fn what_is_not_supported_or_wrong_is_named() {
         (json!({"tools": [{"type": "function", "name": "a b"}]}), "tools[0].name"),
         (json!({"tools": [{"type": "function", "name": "a", "parameters": 1}]}), "tools[0].parameters"),
         (json!({"tools": tools(), "tool_choice": {"type": "function", "name": "x"}}), "tool_choice"),
+        (
+            json!({"instructions": "x", "input": [
+                {"role": "user", "content": "x"}, {"type": "reasoning", "summary": []},
+                {"type": "function_call_output", "call_id": "c", "output": "x"},
+            ]}),
+            "input[2].call_id",
+        ),
+        (json!({"input": "x".repeat(5000)}), "input"),
+        (json!({"chat_template_kwargs": {"tools": []}}), "chat_template_kwargs.tools"),
+        (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
+        (json!({"text": {"format": {"type": "json_schema"}}}), "text.format.schema"),
+        (json!({"text": {"format": {"type": "json_schema", "schema": 1}}}), "text.format.schema"),
+        (json!({"text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}), "text.format.schema"),
+        (
+            json!({"text": {"format": {"type": "json_schema", "strict": 1, "schema": {}}}}),
+            "text.format.strict",
+        ),
+        (json!({"text": {"format": {"type": "json_object"}}, "ignore_eos": true}), "ignore_eos"),
     ] {
         let error = server.refusal(PATH, &request(more.clone()), 400).await;
         assert_eq!(error["param"], param, "{more}: {error}");
-        assert!(error["message"].as_str().unwrap().contains(&format!("`{param}`")), "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(
+            message.contains(&format!("`{param}`")) || error["code"] == "context_length_exceeded",
+            "{error}"
+        );
+        for inner in ["messages", "response_format", "tool_call_id", "function.", "assistant message"] {
+            assert!(!message.contains(inner), "nothing of that was sent: {error}");
+        }
     }
     assert_eq!(server.stage.script.started.lock().unwrap().len(), 0, "nothing of this may reach the model");
     let accepted = json!({

@@ -228,6 +228,33 @@ async fn stop_strings_do_not_end_calls() {
 }
 
 #[tokio::test]
+async fn a_stop_string_in_what_only_began_like_a_call_ends_the_reply() {
+    let (before, rest) = TWO.split_at(TWO.find(", \"arg").unwrap());
+    let begun: &'static str = &TWO[..before.len() + rest.find("Zür").unwrap()];
+    let server = qwen(begun).await;
+    // Ended by its limit, and by the model itself; without a stop string both are cut calls.
+    for more in [json!({"max_tokens": begun.len()}), json!({})] {
+        let choice = answer(&server, more.clone()).await;
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&json!(begun), &json!("length"))
+        );
+        let mut stopped = more;
+        stopped["stop"] = json!(["Zug", ", \"arg"]);
+        let choice = answer(&server, stopped).await;
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&json!(before), &json!("stop"))
+        );
+    }
+    // A call before it is a call.
+    let two = TWO.rfind("{").unwrap();
+    let server = qwen(&TWO[..two]).await;
+    let choice = answer(&server, json!({"stop": "\"clock"})).await;
+    assert_eq!((calls(&choice["message"]).len(), &choice["finish_reason"]), (1, &json!("tool_calls")));
+}
+
+#[tokio::test]
 async fn one_call_at_a_time_ends_the_reply_with_the_first() {
     let server = qwen(TWO).await;
     let answer = server.ask(CHAT, &chat(json!({"parallel_tool_calls": false}))).await;

@@ -67,7 +67,7 @@ OTHERS = {
     },
 }
 #: Fields that belong together: errors may name the other.
-NAMED = {"repeat_penalty": "repetition_penalty", "top_logprobs": "logprobs"}
+NAMED = {"top_logprobs": "logprobs"}
 #: Whether a field is taken, by a causal model whose template knows no thinking, and by one that denoises and whose template does.
 TAKEN = {
     "honoured": (True, True), "causal": (True, False), "canvas": (False, True), "template": (False, True),

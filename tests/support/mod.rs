@@ -77,8 +77,15 @@ pub fn cache_dir() -> PathBuf {
 /// A model with room for `context` positions, passes of up to `rows` rows, all with logits.
 pub fn open_model(path: &Path, context: usize, rows: usize, cache: CacheKind) -> Causal {
     let gguf = Arc::new(Gguf::open(path).unwrap());
-    let options =
-        LoadOptions { context, rows, logit_rows: rows, cache, cache_dir: Some(cache_dir()), join: false };
+    let options = LoadOptions {
+        context,
+        rows,
+        logit_rows: rows,
+        cache,
+        cache_dir: Some(cache_dir()),
+        join: false,
+        matrix_unit: true,
+    };
     Causal::load(device(), gguf, &options, &mut |_| {}).unwrap()
 }
 

@@ -100,10 +100,13 @@ impl Grammars {
     pub fn compile(&self, format: &Format) -> Result<Constraint, ConstraintError> {
         let grammar = match format {
             Format::JsonSchema(schema) => {
-                check_numbers(schema)?;
+                check(schema)?;
                 TopLevelGrammar::from_json_schema(with_white_space(schema)?)
             }
-            Format::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+            Format::Lark(text) => {
+                schemas_in(text).try_for_each(|schema| check(&schema))?;
+                TopLevelGrammar::from_lark(text.clone())
+            }
             Format::Regex(expression) => TopLevelGrammar::from_regex(expression),
         };
         let matcher = deep(|| {
@@ -150,6 +153,49 @@ fn bytes_of(word: Word) -> Vec<u8> {
         Word::Control(name) if !name.is_empty() && name.len() < LONGEST => [&[CONTROL], &name[..]].concat(),
         _ => Vec::new(),
     }
+}
+
+/// The schemas that stand in a grammar.
+fn schemas_in(grammar: &str) -> impl Iterator<Item = Value> {
+    let behind = |(at, mark): (usize, &str)| grammar.get(at + mark.len()..);
+    let schema = |text| serde_json::Deserializer::from_str(text).into_iter().next()?.ok();
+    grammar.match_indices("%json").filter_map(behind).filter_map(schema)
+}
+
+/// Refuses what the crate takes but does not keep to.
+fn check(schema: &Value) -> Result<(), ConstraintError> {
+    check_numbers(schema)?;
+    check_counts(schema)
+}
+
+/// Refuses least numbers of members where names may come twice: the crate counts names that are free as often as they
+/// come. Those that are required, or listed where no others may come, come once.
+fn check_counts(schema: &Value) -> Result<(), ConstraintError> {
+    let map = match schema {
+        Value::Array(list) => return list.iter().try_for_each(check_counts),
+        Value::Object(map) => map,
+        _ => return Ok(()),
+    };
+    let least = map.get("minProperties").and_then(Value::as_u64).unwrap_or(0);
+    let required = map.get("required").and_then(Value::as_array).map_or(0, Vec::len) as u64;
+    let patterns = map.get("patternProperties").and_then(Value::as_object).is_some_and(|map| !map.is_empty());
+    let closed = !patterns && map.get("additionalProperties") == Some(&Value::Bool(false));
+    // One member is one name, however often it comes.
+    if least > required.max(1) && !closed {
+        return Err(ConstraintError::Refused(format!(
+            "`minProperties` {least} cannot be kept to where names are free, since one may come twice; list the \
+             names in `properties`, and in `required` or with `additionalProperties`: false"
+        )));
+    }
+    map.iter().try_for_each(|(word, value)| match (word.as_str(), value) {
+        // Values, not schemas.
+        ("const" | "enum" | "default" | "examples", _) => Ok(()),
+        // Names, whatever they are, of schemas.
+        ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(named)) => {
+            named.values().try_for_each(check_counts)
+        }
+        (_, value) => check_counts(value),
+    })
 }
 
 /// Refuses numbers that the crate would round: replies would be held to another schema than was sent.

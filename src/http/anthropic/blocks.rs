@@ -8,16 +8,22 @@ use crate::http::fields::{kind, quoted};
 /// A block, and where it stands.
 type Block = (String, Map<String, Value>);
 
+/// A message, and the part of the request that it comes from.
+type Placed = (String, Value);
+
 /// The system text, as messages.
-pub(super) fn system(value: Option<Value>) -> Result<Vec<Value>, ApiError> {
+pub(super) fn system(value: Option<Value>) -> Result<Vec<Placed>, ApiError> {
     match value {
         None => Ok(Vec::new()),
-        Some(value) => Ok(vec![json!({ "role": "system", "content": texts("system", value)? })]),
+        Some(value) => {
+            let message = json!({ "role": "system", "content": texts("system", value)? });
+            Ok(vec![("system".to_owned(), message)])
+        }
     }
 }
 
 /// The conversation.
-pub(super) fn messages(value: Option<Value>) -> Result<Vec<Value>, ApiError> {
+pub(super) fn messages(value: Option<Value>) -> Result<Vec<Placed>, ApiError> {
     let expected = "a list with at least one message";
     let list = match value {
         Some(Value::Array(list)) if !list.is_empty() => list,
@@ -38,11 +44,14 @@ pub(super) fn messages(value: Option<Value>) -> Result<Vec<Value>, ApiError> {
                 let why = "a reply cannot be begun for the model; let the conversation end with a message of the user's";
                 return Err(ApiError::unsupported(path, why));
             }
-            Some("assistant") => messages.push(assistant(&path, content)?),
+            Some("assistant") => {
+                let message = assistant(&path, content)?;
+                messages.push((path, message));
+            }
             // Some clients put what the system says in between.
             Some("system") => {
                 let text = texts(&format!("{path}.content"), content)?;
-                messages.push(json!({ "role": "system", "content": text }));
+                messages.push((path, json!({ "role": "system", "content": text })));
             }
             Some(other) => {
                 return Err(fault(
@@ -57,29 +66,27 @@ pub(super) fn messages(value: Option<Value>) -> Result<Vec<Value>, ApiError> {
 }
 
 /// What the user says and what tools returned, in the order in which they stand.
-fn user(path: &str, content: Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+fn user(path: &str, content: Value, messages: &mut Vec<Placed>) -> Result<(), ApiError> {
+    let text_of = |said: String| (path.to_owned(), json!({ "role": "user", "content": said }));
     let mut said: Option<String> = None;
     for (place, block) in blocks(path, content)? {
         let kind = block.get("type").and_then(Value::as_str);
         match kind {
             Some("text") => said.get_or_insert_default().push_str(&text(&place, &block, "text")?),
             Some("tool_result") => {
-                if let Some(said) = said.take() {
-                    messages.push(json!({ "role": "user", "content": said }));
-                }
+                messages.extend(said.take().map(text_of));
                 let id = text(&place, &block, "tool_use_id")?;
                 let content = match block.get("content") {
                     None | Some(Value::Null) => String::new(),
                     Some(content) => texts(&format!("{place}.content"), content.clone())?,
                 };
-                messages.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
+                let message = json!({ "role": "tool", "tool_call_id": id, "content": content });
+                messages.push((place, message));
             }
             other => return Err(unsupported(&place, other)),
         }
     }
-    if let Some(said) = said {
-        messages.push(json!({ "role": "user", "content": said }));
-    }
+    messages.extend(said.map(text_of));
     Ok(())
 }
 

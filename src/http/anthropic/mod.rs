@@ -27,10 +27,10 @@ pub(super) async fn messages(State(app): State<Arc<App>>, request: Request) -> R
         let message = "`max_tokens` is missing; expected the most tokens to generate";
         return Err(ApiError::field("max_tokens", message));
     }
-    let fields = request::translate(fields, &app)?;
+    let (fields, places) = request::translate(fields, &app)?;
     let name = app.name.clone();
     let told = telling::answer(&app, turn, fields, "msg", |begun| Message::new(begun, name)).await;
-    told.map_err(request::in_our_words)
+    told.map_err(|error| request::in_our_words(error, &places))
 }
 
 pub(super) async fn count_tokens(
@@ -38,7 +38,8 @@ pub(super) async fn count_tokens(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let (turn, fields) = for_our_model(request, &app).await?;
-    let fields = request::translate(fields, &app)?;
-    let prepared = prepare(&app, turn, fields).await.map_err(request::in_our_words)?;
+    let (fields, places) = request::translate(fields, &app)?;
+    let prepared = prepare(&app, turn, fields).await;
+    let prepared = prepared.map_err(|error| request::in_our_words(error, &places))?;
     Ok(Json(json!({ "input_tokens": prepared.prompt.len() })))
 }

@@ -13,28 +13,30 @@ use crate::text::ChatTemplate;
 const SAME: [&str; 1] = ["max_tokens"];
 
 /// What chat completions call what is called otherwise here.
-const NAMES: [(&str, &str); 9] = [
+const NAMES: [(&str, &str); 10] = [
     (".function.parameters", ".input_schema"),
     (".function.name", ".name"),
     (".function.description", ".description"),
     ("`stop`", "`stop_sequences`"),
     ("`parallel_tool_calls`", "`tool_choice.disable_parallel_tool_use`"),
     ("`reasoning_effort`", "`thinking`"),
-    ("`chat_template_kwargs.enable_thinking`", "`thinking`"),
+    (".tool_call_id", ".tool_use_id"),
+    ("the `id` of a call in an assistant message before it", "the `id` of a `tool_use` block before it"),
     ("`response_format", "`output_config.format"),
     ("\"required\"", "\"any\""),
 ];
 
-/// An error about a translated request, in the words of the request itself.
-pub(super) fn in_our_words(error: ApiError) -> ApiError {
-    error.reworded(&NAMES)
+/// An error about a translated request, in the words of the request itself, whose messages come from `places`.
+pub(super) fn in_our_words(error: ApiError, places: &[String]) -> ApiError {
+    error.placed("messages", places).reworded(&NAMES)
 }
 
-/// Brings the fields into the words of chat completions.
-pub(super) fn translate(mut fields: Fields, app: &App) -> Result<Fields, ApiError> {
+/// Brings the fields into the words of chat completions. Also tells from where in the request each message comes.
+pub(super) fn translate(mut fields: Fields, app: &App) -> Result<(Fields, Vec<String>), ApiError> {
     let mut chat = Map::new();
     let mut messages = blocks::system(fields.take("system"))?;
     messages.extend(blocks::messages(fields.take("messages"))?);
+    let (places, messages): (Vec<String>, Vec<Value>) = messages.into_iter().unzip();
     chat.insert("messages".to_owned(), messages.into());
     for name in SHARED.into_iter().chain(SAME) {
         if let Some(value) = fields.take(name) {
@@ -64,7 +66,7 @@ pub(super) fn translate(mut fields: Fields, app: &App) -> Result<Fields, ApiErro
         fields.take(no_effect);
     }
     crate::http::completions::log_rest(&fields);
-    Ok(Fields::new(chat))
+    Ok((Fields::new(chat), places))
 }
 
 fn declarations(tools: Value) -> Result<Value, ApiError> {
@@ -184,7 +186,6 @@ fn output(config: Option<Map<String, Value>>, chat: &mut Map<String, Value>) -> 
             return Err(ApiError::field("output_config.format", message));
         }
     };
-    let wanted = json!({ "type": "json_schema", "json_schema": { "name": "output", "schema": schema } });
-    chat.insert("response_format".to_owned(), wanted);
+    chat.insert("response_format".to_owned(), json!({ "type": "json_schema", "schema": schema }));
     Ok(())
 }

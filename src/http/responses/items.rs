@@ -5,11 +5,16 @@ use serde_json::{Map, Value, json};
 use crate::http::error::ApiError;
 use crate::http::fields::{kind, quoted};
 
+/// A message, and the part of the request that it comes from.
+type Placed = (String, Value);
+
 /// The conversation: a text is what the user says.
-pub(super) fn messages(input: Option<Value>) -> Result<Vec<Value>, ApiError> {
+pub(super) fn messages(input: Option<Value>) -> Result<Vec<Placed>, ApiError> {
     let expected = "a string or a list with at least one item";
     let list = match input {
-        Some(Value::String(text)) => return Ok(vec![json!({ "role": "user", "content": text })]),
+        Some(Value::String(text)) => {
+            return Ok(vec![("input".to_owned(), json!({ "role": "user", "content": text }))]);
+        }
         Some(Value::Array(list)) if !list.is_empty() => list,
         other => return Err(wrong("input", &other.unwrap_or_default(), expected)),
     };
@@ -28,7 +33,9 @@ pub(super) fn messages(input: Option<Value>) -> Result<Vec<Value>, ApiError> {
 /// Messages so far. Items of the assistant's that stand together are one message.
 #[derive(Default)]
 struct Messages {
-    list: Vec<Value>,
+    list: Vec<Placed>,
+    /// The last item of the assistant's.
+    place: String,
     said: Option<String>,
     thought: String,
     calls: Vec<Value>,
@@ -41,6 +48,7 @@ impl Messages {
             "function_call" => {
                 let (id, name) = (text(path, &item, "call_id")?, text(path, &item, "name")?);
                 let function = json!({ "name": name, "arguments": text(path, &item, "arguments")? });
+                path.clone_into(&mut self.place);
                 self.calls.push(json!({ "id": id, "type": "function", "function": function }));
                 Ok(())
             }
@@ -48,7 +56,8 @@ impl Messages {
                 self.assistant_ends();
                 let id = text(path, &item, "call_id")?;
                 let content = parts(&format!("{path}.output"), item.get("output"))?;
-                self.list.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
+                let message = json!({ "role": "tool", "tool_call_id": id, "content": content });
+                self.list.push((path.to_owned(), message));
                 Ok(())
             }
             "reasoning" => {
@@ -79,11 +88,12 @@ impl Messages {
                 if self.said.is_some() || !self.calls.is_empty() {
                     self.assistant_ends();
                 }
+                path.clone_into(&mut self.place);
                 self.said = Some(content);
             }
             Some(role @ ("user" | "system" | "developer")) => {
                 self.assistant_ends();
-                self.list.push(json!({ "role": role, "content": content }));
+                self.list.push((path.to_owned(), json!({ "role": role, "content": content })));
             }
             Some(other) => {
                 let param = format!("{path}.role");
@@ -112,7 +122,7 @@ impl Messages {
         if !calls.is_empty() {
             message["tool_calls"] = calls.into();
         }
-        self.list.push(message);
+        self.list.push((std::mem::take(&mut self.place), message));
     }
 }
 

@@ -14,11 +14,12 @@ use super::completions::for_our_model;
 use super::error::ApiError;
 use super::telling;
 use answer::Reply;
+use request::Translated;
 
 pub(super) async fn respond(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (turn, fields) = for_our_model(request, &app).await?;
-    let (fields, repeated) = request::translate(fields)?;
+    let Translated { fields, places, repeated } = request::translate(fields)?;
     let name = app.name.clone();
     let told = telling::answer(&app, turn, fields, "resp", |begun| Reply::new(begun, name, repeated)).await;
-    told.map_err(request::in_our_words)
+    told.map_err(|error| request::in_our_words(error, &places))
 }

@@ -24,17 +24,20 @@ const NO_EFFECT: [&str; 9] = [
 ];
 
 /// What chat completions call what is called otherwise here.
-const NAMES: [(&str, &str); 5] = [
+const NAMES: [(&str, &str); 8] = [
     (".function.", "."),
+    (".tool_call_id", ".call_id"),
+    ("the `id` of a call in an assistant message before it", "the `call_id` of a `function_call` before it"),
+    ("`messages`", "`input`"),
     ("`max_completion_tokens`", "`max_output_tokens`"),
     ("`reasoning_effort`", "`reasoning.effort`"),
     ("`response_format", "`text.format"),
     ("\"function\": {\"name\": …}", "\"name\": …"),
 ];
 
-/// An error about a translated request, in the words of the request itself.
-pub(super) fn in_our_words(error: ApiError) -> ApiError {
-    error.reworded(&NAMES)
+/// An error about a translated request, in the words of the request itself, whose messages come from `places`.
+pub(super) fn in_our_words(error: ApiError, places: &[String]) -> ApiError {
+    error.placed("messages", places).reworded(&NAMES)
 }
 
 /// What a response repeats of its request.
@@ -68,8 +71,16 @@ fn repeated(fields: &Fields) -> Repeated {
     Repeated(members)
 }
 
+/// A request in the words of chat completions.
+pub(super) struct Translated {
+    pub fields: Fields,
+    /// Where in the request each message comes from.
+    pub places: Vec<String>,
+    pub repeated: Repeated,
+}
+
 /// Brings the fields into the words of chat completions.
-pub(super) fn translate(mut fields: Fields) -> Result<(Fields, Repeated), ApiError> {
+pub(super) fn translate(mut fields: Fields) -> Result<Translated, ApiError> {
     let stateless = "nothing is kept between requests here; send the whole conversation as `input`";
     for name in ["previous_response_id", "conversation"] {
         fields.refuse(name, stateless, |_| false)?;
@@ -92,9 +103,10 @@ pub(super) fn translate(mut fields: Fields) -> Result<(Fields, Repeated), ApiErr
     let mut chat = Map::new();
     let mut messages = Vec::new();
     if let Some(instructions) = fields.string("instructions")? {
-        messages.push(json!({ "role": "system", "content": instructions }));
+        messages.push(("instructions".to_owned(), json!({ "role": "system", "content": instructions })));
     }
     messages.extend(items::messages(fields.take("input"))?);
+    let (places, messages): (Vec<String>, Vec<Value>) = messages.into_iter().unzip();
     chat.insert("messages".to_owned(), messages.into());
     for name in SHARED.into_iter().chain(SAME) {
         if let Some(value) = fields.take(name) {
@@ -119,7 +131,11 @@ pub(super) fn translate(mut fields: Fields) -> Result<(Fields, Repeated), ApiErr
     if let Some(text) = fields.object("text")? {
         let mut text = Fields::new(text);
         if let Some(format) = text.object("format").map_err(|error| error.within("text"))? {
-            chat.insert("response_format".to_owned(), format_of(format));
+            let named = ["schema", "json_schema"].iter().any(|name| format.contains_key(*name));
+            if !named && format.get("type").is_some_and(|kind| kind == "json_schema") {
+                return Err(wrong("text.format.schema", &Value::Null, "an object with a JSON schema"));
+            }
+            chat.insert("response_format".to_owned(), format.into());
         }
         let medium = |value: &Value| value == "medium";
         text.refuse("verbosity", "is not supported", medium).map_err(|error| error.within("text"))?;
@@ -131,16 +147,7 @@ pub(super) fn translate(mut fields: Fields) -> Result<(Fields, Repeated), ApiErr
         fields.take(name);
     }
     crate::http::completions::log_rest(&fields);
-    Ok((Fields::new(chat), repeated))
-}
-
-/// Chat completions have name and schema one level deeper.
-fn format_of(mut format: Map<String, Value>) -> Value {
-    if format.get("type").is_some_and(|kind| kind == "json_schema") && !format.contains_key("json_schema") {
-        format.remove("type");
-        return json!({ "type": "json_schema", "json_schema": format });
-    }
-    format.into()
+    Ok(Translated { fields: Fields::new(chat), places, repeated })
 }
 
 fn declarations(tools: Value) -> Result<Value, ApiError> {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use super::config::{CausalConfig, ExpertsConfig};
 use super::error::ModelError;
+use super::kernels;
 use super::pass::Pass;
 use super::plan::MemoryPlan;
 use super::repack::Blueprint;
@@ -24,8 +25,8 @@ use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device};
 use crate::ops::{
-    CacheKind, Format, Joiner, Kernels, LatentHeads, Matrix, RowTop, read_choices, self_test,
-    self_test_choice, self_test_latent, self_test_moe, self_test_products, self_test_router,
+    CacheKind, Format, Joiner, Kernels, LatentHeads, Matrix, OpsError, Products, RowTop, read_choices,
+    self_test, self_test_choice, self_test_latent, self_test_moe, self_test_products, self_test_router,
     self_test_stream,
 };
 use layer::{Layer, Loader};
@@ -53,6 +54,8 @@ pub struct LoadOptions {
     pub cache_dir: Option<PathBuf>,
     /// Make one launch of a pass of a few rows where the device can: faster on processors, and the same bits.
     pub join: bool,
+    /// Use the processor's matrix unit where there is one that may be used and works.
+    pub matrix_unit: bool,
 }
 
 /// Which rows of a pass get logits.
@@ -90,6 +93,7 @@ pub struct Causal {
     /// What makes one launch of a narrow pass.
     joiner: Option<Joiner>,
     joining_failed: bool,
+    fell_back: bool,
     embedded: Vec<f32>,
 }
 
@@ -103,7 +107,7 @@ struct LayerInputs {
 
 impl LoadOptions {
     /// Most rows of a pass, and of one whose logits are wanted.
-    fn pass_rows(&self) -> (usize, usize) {
+    pub(super) fn pass_rows(&self) -> (usize, usize) {
         let rows = self.rows.clamp(1, self.context.max(1));
         (rows, self.logit_rows.clamp(1, rows))
     }
@@ -116,9 +120,9 @@ impl Causal {
     /// What the file lacks or has wrong, by name.
     pub fn plan(gguf: &Gguf, options: &LoadOptions) -> Result<MemoryPlan, ModelError> {
         let config = CausalConfig::read(gguf)?;
-        let (rows, logit_rows) = options.pass_rows();
         let parts = Parts::find(gguf, &config, options.context)?;
-        let scratch_rows = parts.scratch_rows(&config, rows, logit_rows);
+        let products = if options.matrix_unit { Products::MatrixUnit } else { Products::Vector };
+        let scratch_rows = parts.scratch_rows(&config, options, products);
         Ok(parts.plan(&config, &Strides::new(&config), options, scratch_rows))
     }
 
@@ -145,40 +149,14 @@ impl Causal {
         let (rows, logit_rows) = options.pass_rows();
         let strides = Strides::new(&config);
         let parts = Parts::find(&gguf, &config, options.context)?;
-        let scratch_rows = parts.scratch_rows(&config, rows, logit_rows);
-        parts.plan(&config, &strides, options, scratch_rows).check(&device, options.context)?;
-
-        let kernels = Kernels::new(&device)?;
-        let mut formats: Vec<Format> = parts.blueprints.iter().map(Blueprint::format).collect();
-        formats.sort_unstable();
-        formats.dedup();
-        for (index, heads) in builder::heads(&config, options.cache).iter().enumerate() {
-            self_test(&device, &kernels, if index == 0 { &formats } else { &[] }, heads)?;
-        }
-        self_test_choice(&device, &kernels)?;
-        self_test_moe(&device, &kernels, &parts.expert_formats())?;
-        for layer in config.layers.iter().filter(|layer| layer.latent.is_some()).take(1) {
-            let rope = &config.ropes[layer.rope];
-            let heads = LatentHeads {
-                size: layer.value_size,
-                turns: layer.key_size - layer.value_size,
-                pairing: rope.pairing,
-                cache: options.cache,
-            };
-            self_test_products(&device, &kernels, &formats)?;
-            self_test_latent(&device, &kernels, &parts.head_formats(), &heads)?;
-        }
-        let routed = parts.layers.iter().zip(&config.layers).find_map(|(weights, layer)| {
-            let biased = weights.experts.as_ref()?.choice_bias.is_some();
-            layer.feed_forward.experts().map(|experts| (experts, biased))
-        });
-        if let Some((experts, biased)) = routed {
-            let ExpertsConfig { choice, count, used, .. } = experts;
-            self_test_router(&device, &kernels, choice, *count, *used, biased)?;
-        }
-        if config.needs_stream_kernels() {
-            self_test_stream(&device, &kernels, config.family.activation)?;
-        }
+        let unit = if options.matrix_unit { Kernels::with_matrix_unit(&device)? } else { None };
+        let products = unit.as_ref().map_or(Products::Vector, Kernels::products);
+        let rows_with = |products| parts.scratch_rows(&config, options, products);
+        parts.plan(&config, &strides, options, rows_with(products)).check(&device, options.context)?;
+        let kernels =
+            kernels::tested(&device, unit, |kernels| Self::test(&device, kernels, &config, &parts, options))?;
+        let scratch_rows = rows_with(kernels.products());
+        let fell_back = products != kernels.products();
         progress(0.05);
         let matrices = weights::load(
             &device,
@@ -232,6 +210,7 @@ impl Causal {
             prepared: HashMap::new(),
             joiner: None,
             joining_failed: false,
+            fell_back,
             embedded: Vec::new(),
             config,
             device,
@@ -241,6 +220,56 @@ impl Causal {
         }
         progress(1.0);
         Ok(model)
+    }
+
+    fn test(
+        device: &Device,
+        kernels: &Kernels,
+        config: &CausalConfig,
+        parts: &Parts,
+        options: &LoadOptions,
+    ) -> Result<(), OpsError> {
+        let mut formats: Vec<Format> = parts.blueprints.iter().map(Blueprint::format).collect();
+        formats.sort_unstable();
+        formats.dedup();
+        for (index, heads) in builder::heads(config, options.cache).iter().enumerate() {
+            self_test(device, kernels, if index == 0 { &formats } else { &[] }, heads)?;
+        }
+        self_test_choice(device, kernels)?;
+        self_test_moe(device, kernels, &parts.expert_formats())?;
+        for layer in config.layers.iter().filter(|layer| layer.latent.is_some()).take(1) {
+            let rope = &config.ropes[layer.rope];
+            let heads = LatentHeads {
+                size: layer.value_size,
+                turns: layer.key_size - layer.value_size,
+                pairing: rope.pairing,
+                cache: options.cache,
+            };
+            self_test_products(device, kernels, &formats)?;
+            self_test_latent(device, kernels, &parts.head_formats(), &heads)?;
+        }
+        let routed = parts.layers.iter().zip(&config.layers).find_map(|(weights, layer)| {
+            let biased = weights.experts.as_ref()?.choice_bias.is_some();
+            layer.feed_forward.experts().map(|experts| (experts, biased))
+        });
+        if let Some((experts, biased)) = routed {
+            let ExpertsConfig { choice, count, used, .. } = experts;
+            self_test_router(device, kernels, choice, *count, *used, biased)?;
+        }
+        if config.needs_stream_kernels() {
+            self_test_stream(device, kernels, config.family.activation)?;
+        }
+        Ok(())
+    }
+
+    /// How products are made.
+    pub fn products(&self) -> Products {
+        self.kernels.products()
+    }
+
+    /// True if the matrix unit failed its self-test, and vectors took its place.
+    pub fn fell_back(&self) -> bool {
+        self.fell_back
     }
 
     /// The model's sizes and switches.

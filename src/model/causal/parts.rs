@@ -15,7 +15,7 @@ use crate::model::gate_up::GateUp;
 use crate::model::plan::MemoryPlan;
 use crate::model::repack::{Arrangement, Blueprint};
 use crate::model::workload::{AttentionShape, ExpertsShape, Workload};
-use crate::ops::{Cache, Format, STRIDE_MULTIPLE, Scoring, round_up};
+use crate::ops::{Cache, Format, Products, STRIDE_MULTIPLE, Scoring, round_up};
 
 /// The matrices and vectors that a file gives, and which of them belong where.
 pub(super) struct Parts {
@@ -92,7 +92,13 @@ impl Parts {
     }
 
     /// Rows of the scratch buffers: only what these layers use.
-    pub(super) fn scratch_rows(&self, config: &CausalConfig, pass: usize, logits: usize) -> ScratchRows {
+    pub(super) fn scratch_rows(
+        &self,
+        config: &CausalConfig,
+        options: &LoadOptions,
+        products: Products,
+    ) -> ScratchRows {
+        let (pass, logits) = options.pass_rows();
         let apart = self
             .layers
             .iter()
@@ -103,6 +109,7 @@ impl Parts {
             branch: if config.family.branch_norms { pass } else { 1 },
             gate: if apart { pass } else { 1 },
             logits,
+            products,
         }
     }
 
@@ -139,6 +146,7 @@ impl Parts {
                     head_size: layer.key_size,
                     window: layer.window,
                     latent: layer.latent.is_some(),
+                    capped: layer.softcap > 0.0,
                 })
                 .collect(),
             head: self.blueprints[self.head].shape(),

@@ -61,9 +61,8 @@ pub(super) struct LatentScratch {
 
 impl LatentScratch {
     /// Bytes of queries, of their latent, of packed heads and their sums.
-    fn sizes(heads: usize, latent: &LatentConfig, rows: usize) -> [usize; 4] {
+    fn sizes(heads: usize, latent: &LatentConfig, rows: usize, products: Products) -> [usize; 4] {
         let widest = stride_of(latent.plain.max(latent.size));
-        let products = Products::Vector;
         [
             rows * stride_of(heads * latent.query_head()),
             rows * stride_of(latent.query.unwrap_or(1)),
@@ -73,8 +72,14 @@ impl LatentScratch {
         .map(|values| values * 4)
     }
 
-    fn new(device: &Device, heads: usize, latent: &LatentConfig, rows: usize) -> Result<Self, ModelError> {
-        let [queries, query_latent, packed, sums] = Self::sizes(heads, latent, rows);
+    fn new(
+        device: &Device,
+        heads: usize,
+        latent: &LatentConfig,
+        rows: usize,
+        products: Products,
+    ) -> Result<Self, ModelError> {
+        let [queries, query_latent, packed, sums] = Self::sizes(heads, latent, rows, products);
         Ok(Self {
             queries: zeros(device, queries)?,
             queries_stride: stride_of(heads * latent.query_head()),
@@ -101,10 +106,9 @@ pub(super) struct InputScratch {
 
 impl ExpertScratch {
     /// Bytes of scores, chosen experts, slots and what experts make of them, for a model of `hidden` values.
-    fn sizes(experts: &ExpertsConfig, hidden: usize, rows: usize) -> [usize; 7] {
+    fn sizes(experts: &ExpertsConfig, hidden: usize, rows: usize, products: Products) -> [usize; 7] {
         let slots = rows * experts.used;
         let (hidden, inner) = (stride_of(hidden), stride_of(experts.inner));
-        let products = Products::Vector;
         [
             rows * round_up(experts.count, ROW_MULTIPLE),
             slots,
@@ -117,13 +121,20 @@ impl ExpertScratch {
         .map(|values| values * 4)
     }
 
-    fn bytes(experts: &ExpertsConfig, hidden: usize, rows: usize) -> usize {
-        Self::sizes(experts, hidden, rows).iter().sum::<usize>()
+    fn bytes(experts: &ExpertsConfig, hidden: usize, rows: usize, products: Products) -> usize {
+        Self::sizes(experts, hidden, rows, products).iter().sum::<usize>()
             + Routing::bytes(experts.count, experts.used, rows)
     }
 
-    fn new(device: &Device, experts: &ExpertsConfig, hidden: usize, rows: usize) -> Result<Self, ModelError> {
-        let [scores, chosen, slots, slot_sums, inner, inner_sums, out] = Self::sizes(experts, hidden, rows);
+    fn new(
+        device: &Device,
+        experts: &ExpertsConfig,
+        hidden: usize,
+        rows: usize,
+        products: Products,
+    ) -> Result<Self, ModelError> {
+        let [scores, chosen, slots, slot_sums, inner, inner_sums, out] =
+            Self::sizes(experts, hidden, rows, products);
         Ok(Self {
             routing: Routing::new(device, experts.count, experts.used, rows)?,
             chosen: zeros(device, chosen)?,
@@ -172,6 +183,8 @@ pub(super) struct ScratchRows {
     pub(super) gate: usize,
     /// With logits.
     pub(super) logits: usize,
+    /// How they are packed.
+    pub(super) products: Products,
 }
 
 /// Rows of several widths, each in a buffer of its own, whose padding nobody else writes to.
@@ -218,28 +231,32 @@ fn zeros(device: &Device, bytes: usize) -> Result<Buffer, ModelError> {
 impl Scratch {
     /// Bytes of all buffers.
     pub(super) fn bytes(strides: &Strides, rows: ScratchRows) -> usize {
-        let ScratchRows { pass, branch, gate, logits } = rows;
+        let ScratchRows { pass, branch, gate, logits, products } = rows;
         Self::sizes(strides, rows).iter().sum::<usize>()
             + ByWidth::bytes(&strides.attended, pass)
             + ByWidth::bytes(&strides.values, pass)
             + ByWidth::bytes(&strides.inner, gate)
             + ByWidth::bytes(&strides.inner, pass)
             + (strides.hidden * (pass + 2 * branch) + strides.logits * logits + choice_values(logits)) * 4
-            + strides.experts.map_or(0, |experts| ExpertScratch::bytes(&experts, strides.stream, pass))
-            + strides.inputs.map_or(0, |size| InputScratch::bytes(size, strides.layers, pass))
             + strides
-                .latent
-                .map_or(0, |(heads, latent)| LatentScratch::sizes(heads, &latent, pass).iter().sum())
+                .experts
+                .map_or(0, |experts| ExpertScratch::bytes(&experts, strides.stream, pass, products))
+            + strides.inputs.map_or(0, |size| InputScratch::bytes(size, strides.layers, pass))
+            + strides.latent.map_or(0, |(heads, latent)| {
+                LatentScratch::sizes(heads, &latent, pass, products).iter().sum()
+            })
     }
 
     /// Bytes of the rows of queries, keys and values, of packed rows and of their sums.
     fn sizes(strides: &Strides, rows: ScratchRows) -> [usize; 3] {
         let widest = strides.widest_input();
-        [strides.qkv, widest, widest / 32 * 3].map(|values| values * rows.pass * 4)
+        let ScratchRows { pass, products, .. } = rows;
+        let packed = [products.packed_values(pass, widest), products.sums_values(pass, widest)];
+        [strides.qkv * pass, packed[0], packed[1]].map(|values| values * 4)
     }
 
     pub(super) fn new(device: &Device, strides: &Strides, rows: ScratchRows) -> Result<Self, ModelError> {
-        let ScratchRows { pass, branch, gate, logits } = rows;
+        let ScratchRows { pass, branch, gate, logits, products } = rows;
         let [qkv, packed, sums] = Self::sizes(strides, rows);
         let stream = |rows: usize| zeros(device, strides.hidden * rows * 4);
         Ok(Self {
@@ -256,7 +273,7 @@ impl Scratch {
             choices: zeros(device, choice_values(logits) * 4)?,
             experts: strides
                 .experts
-                .map(|experts| ExpertScratch::new(device, &experts, strides.stream, pass))
+                .map(|experts| ExpertScratch::new(device, &experts, strides.stream, pass, products))
                 .transpose()?,
             inputs: strides
                 .inputs
@@ -264,7 +281,7 @@ impl Scratch {
                 .transpose()?,
             latent: strides
                 .latent
-                .map(|(heads, latent)| LatentScratch::new(device, heads, &latent, pass))
+                .map(|(heads, latent)| LatentScratch::new(device, heads, &latent, pass, products))
                 .transpose()?,
         })
     }

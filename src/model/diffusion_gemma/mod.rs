@@ -22,6 +22,7 @@ pub use step::{DenoiseStep, RowChoice};
 
 use super::error::ModelError;
 use super::gate_up::GateUp;
+use super::kernels;
 use super::pass::Pass;
 use super::weights;
 use crate::device::process::release_unused;
@@ -167,7 +168,8 @@ impl DiffusionGemma {
         let unit = if options.matrix_unit { Kernels::with_matrix_unit(&device)? } else { None };
         let products = unit.as_ref().map_or(Products::Vector, Kernels::products);
         parts.plan(&config, options, products).check(&device, options.context)?;
-        let kernels = Self::tested(&device, unit, &config, &parts, options)?;
+        let kernels =
+            kernels::tested(&device, unit, |kernels| Self::test(&device, kernels, &config, &parts, options))?;
         // Everything is compiled from here on.
         release_unused();
         let fell_back = products != kernels.products();
@@ -195,35 +197,6 @@ impl DiffusionGemma {
         release_unused();
         progress(1.0);
         Ok(Self { fell_back, ..model })
-    }
-
-    /// Kernels that have passed their self-test: those for the matrix unit if there are any, else those that do without.
-    ///
-    /// # Errors
-    /// Kernels without the matrix unit that fail, or what the device says.
-    fn tested(
-        device: &Device,
-        unit: Option<Kernels>,
-        config: &DiffusionConfig,
-        parts: &Parts,
-        options: &DiffusionOptions,
-    ) -> Result<Kernels, ModelError> {
-        if let Some(kernels) = unit {
-            match Self::test(device, &kernels, config, parts, options) {
-                Ok(()) => {
-                    tracing::info!(products = "matrix unit (AMX)", "kernels chosen");
-                    return Ok(kernels);
-                }
-                Err(error @ OpsError::SelfTest { .. }) => {
-                    tracing::warn!(%error, "the matrix unit is left alone");
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let kernels = Kernels::new(device)?;
-        Self::test(device, &kernels, config, parts, options)?;
-        tracing::info!(products = "vectors", "kernels chosen");
-        Ok(kernels)
     }
 
     fn test(

@@ -236,6 +236,7 @@ impl Parts {
                     head_size: layer.head_size,
                     window: layer.sliding.then_some(config.window),
                     latent: false,
+                    capped: false,
                 })
                 .collect(),
             head: shape(self.table),

@@ -5,7 +5,7 @@
 
 mod source;
 
-use super::kernels::{Kernels, OpsError};
+use super::kernels::{Kernels, OpsError, Products};
 use super::matmul;
 use crate::device::{Arg, Buffer, Device, Launch, Program, Purpose};
 use source::Parameter;
@@ -49,6 +49,7 @@ pub struct Joiner {
     /// Labels of the programs whose kernels it has.
     labels: Vec<String>,
     kinds: Vec<Kind>,
+    products: Products,
     compute_units: usize,
     /// Bytes that a work-group may have.
     local_memory: usize,
@@ -127,6 +128,7 @@ impl Kernels {
             program,
             labels,
             kinds,
+            products: self.products(),
             compute_units,
             local_memory: self.local_memory(),
             words,
@@ -234,7 +236,7 @@ impl Joiner {
         let mut each = items.div_ceil(SHARES * self.compute_units);
         if self.kinds[number].name == matmul::NARROW {
             // Cut into shares already, but those of a wide matrix keep others waiting.
-            (sizes[0], each) = (matmul::cut(&mut entry[ENTRY_ARGS..]), 1);
+            (sizes[0], each) = (matmul::cut(&mut entry[ENTRY_ARGS..], self.products), 1);
         }
         let shares = sizes.iter().product::<usize>().div_ceil(each);
         let head = [number, shares, each, sizes[0], sizes[1], sizes[2]];

@@ -78,6 +78,8 @@ fn with_prefix(text: &str, prefix: &str) -> String {
                 Some(pasted) => beginnings.push(last_word(&head[..pasted])),
                 None => names.push(last_word(head)),
             }
+        } else if let Some((head, _)) = line.strip_prefix("constant ").and_then(|rest| rest.split_once('[')) {
+            names.push(last_word(head));
         } else if line.starts_with("typedef ") || line.starts_with("} ") {
             names.extend(line.strip_suffix(';').map(last_word));
         }
