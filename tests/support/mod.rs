@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axe::checkpoint::gguf::Gguf;
 use axe::device::{Device, DeviceOptions, DeviceSelector};
 use axe::model::{Causal, LoadOptions};
-use axe::ops::{CacheKind, Kernels};
+use axe::ops::{CacheKind, Kernels, Products};
 
 /// The causal families of which there is a tiny model.
 pub const FAMILIES: [&str; 11] = [
@@ -76,6 +76,21 @@ pub fn cache_dir() -> PathBuf {
 
 /// A model with room for `context` positions, passes of up to `rows` rows, all with logits.
 pub fn open_model(path: &Path, context: usize, rows: usize, cache: CacheKind) -> Causal {
+    open_by(device().info().grants_matrix_unit(), path, context, rows, cache)
+}
+
+/// The model once for each way to make products that there is here.
+pub fn open_every_way(
+    path: &Path,
+    context: usize,
+    rows: usize,
+    cache: CacheKind,
+) -> impl Iterator<Item = Causal> {
+    let ways: &[bool] = if device().info().grants_matrix_unit() { &[false, true] } else { &[false] };
+    ways.iter().map(move |&unit| open_by(unit, path, context, rows, cache))
+}
+
+fn open_by(matrix_unit: bool, path: &Path, context: usize, rows: usize, cache: CacheKind) -> Causal {
     let gguf = Arc::new(Gguf::open(path).unwrap());
     let options = LoadOptions {
         context,
@@ -84,9 +99,12 @@ pub fn open_model(path: &Path, context: usize, rows: usize, cache: CacheKind) ->
         cache,
         cache_dir: Some(cache_dir()),
         join: false,
-        matrix_unit: true,
+        matrix_unit,
     };
-    Causal::load(device(), gguf, &options, &mut |_| {}).unwrap()
+    let model = Causal::load(device(), gguf, &options, &mut |_| {}).unwrap();
+    let unit = model.products() == Products::MatrixUnit;
+    assert_eq!(unit, matrix_unit, "the self-test of the matrix unit fails");
+    model
 }
 
 /// The device with kernels of each way to make products of many rows, where there is more than one.
