@@ -119,13 +119,13 @@ fn axed(variables: &[(&str, &str)], arguments: &[&str]) -> (i32, String, String)
 fn both_kinds_are_told_of_in_words_and_in_json() {
     let causal = real_model("smollm2-135m-instruct-q4_1.gguf");
     let causal = causal.to_str().unwrap();
-    let (code, out, err) = axed(&[], &["-m", causal, "-c", "300"]);
+    let (code, out, err) = axed(&[("AXE_DEVICE_MATRIX_UNIT", "false")], &["-m", causal, "-c", "300"]);
     assert_eq!((code, &*err), (0, ""));
     for words in [
         "llama, Q4_1, causal, trained for 8192 tokens",
         "context    300 tokens: model.context_length says so",
         "chunk      256 rows: ",
-        "kernels    vectors: ",
+        "kernels    vectors: device.matrix_unit is false",
         "blocks     1 to 16 rows: as many as pay",
         "memory     10",
         "a token    reads 92.1 MiB of weights",
@@ -202,4 +202,46 @@ fn a_model_that_does_not_fit_is_refused_with_what_would() {
     assert!(err.contains("MiB weights") && err.contains("no context would fit"), "{err}");
     let (code, _, err) = axed(&[], &["-m", "nowhere"]);
     assert!(code == 1 && err.contains("nowhere"), "{err}");
+}
+
+/// Times of a card's kernels are predicted from the checkpoint alone, for both kinds of model; what is read is what the files have.
+#[test]
+fn a_card_is_told_of_without_one() {
+    let causal = real_model("smollm2-135m-instruct-q4_1.gguf");
+    let causal = causal.to_str().unwrap();
+    let (code, out, err) = axed(&[], &["-m", causal, "-c", "300", "--card", "b70"]);
+    assert_eq!((code, &*err), (0, ""));
+    for words in
+        ["Arc Pro B70, predicted", "prefill, 256 rows behind 300", "a token behind 0", "a block, 16 rows"]
+    {
+        assert!(out.contains(words), "no '{words}' in:\n{out}");
+    }
+    assert!(!axed(&[], &["-m", causal]).1.contains("B70"), "only where it is asked for");
+    let passes = |model: &str| {
+        let (code, out, err) = axed(&[], &["-m", model, "--card", "b70", "--json"]);
+        assert_eq!((code, &*err), (0, ""));
+        let plan: Value = serde_json::from_str(&out).unwrap();
+        let passes = plan["b70"].as_array().unwrap().clone();
+        for pass in &passes {
+            let parts = pass["parts"].as_array().unwrap();
+            for key in ["floor_ms", "one_term_ms", "two_terms_ms"] {
+                let sum: f64 = parts.iter().map(|part| part[key].as_f64().unwrap()).sum();
+                let whole = pass[key].as_f64().unwrap();
+                assert!((sum - whole).abs() < 1e-9 * whole && whole > 0.0, "{key}: {pass}");
+            }
+        }
+        (plan, passes)
+    };
+    let (plan, of_causal) = passes(causal);
+    // A token of an empty context reads the weights, and but little else: 2 % are norms and activations.
+    let token = of_causal.iter().find(|pass| pass["pass"] == "a token" && pass["context"] == 0).unwrap();
+    let read: u64 =
+        token["parts"].as_array().unwrap().iter().map(|part| part["bytes"].as_u64().unwrap()).sum();
+    let weights = plan["weights_bytes_a_token"].as_u64().unwrap();
+    assert!(read.abs_diff(weights) * 50 < weights, "{read} bytes of {weights}");
+    let (_, of_diffusion) = passes(fixture("tiny-diffusion").to_str().unwrap());
+    let named: Vec<_> = of_diffusion.iter().map(|pass| pass["pass"].as_str().unwrap()).collect();
+    assert_eq!(named, ["encoding", "encoding", "denoising step", "denoising step"]);
+    let (code, _, err) = axed(&[], &["-m", causal, "--card", "b71"]);
+    assert!(code == 2 && err.contains("b70"), "{err}");
 }

@@ -242,6 +242,16 @@ fn experts_of_q4_k() {
 }
 
 #[test]
+fn experts_of_q5_k() {
+    every_case(Format::Q5K, XmxTerms::One);
+}
+
+#[test]
+fn experts_of_q6_k() {
+    every_case(Format::Q6K, XmxTerms::One);
+}
+
+#[test]
 fn experts_of_q8_0() {
     every_case(Format::Q8_0, XmxTerms::One);
 }

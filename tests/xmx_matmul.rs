@@ -13,7 +13,7 @@ mod xmx_support;
 use axe::device::Buffer;
 use axe::ops::{
     Activation, Finish, Format, Output, ROW_MULTIPLE, RowInput, STRIDE_MULTIPLE, TILE, XmxTerms,
-    prepare_reference, round_up, xmx_slices,
+    prepare_reference, round_up, xmx_matmul_work, xmx_slices,
 };
 use ops_support::*;
 use proptest::prelude::*;
@@ -211,6 +211,56 @@ fn products_of_q8_0() {
 }
 
 #[test]
+fn products_of_q2_k() {
+    every_case(Format::Q2K, XmxTerms::One);
+}
+
+#[test]
+fn products_of_q3_k() {
+    every_case(Format::Q3K, XmxTerms::One);
+}
+
+#[test]
+fn products_of_q5_0() {
+    every_case(Format::Q5_0, XmxTerms::One);
+}
+
+#[test]
+fn products_of_q5_1() {
+    every_case(Format::Q5_1, XmxTerms::One);
+}
+
+#[test]
+fn products_of_q5_k() {
+    every_case(Format::Q5K, XmxTerms::One);
+}
+
+#[test]
+fn products_of_q6_k() {
+    every_case(Format::Q6K, XmxTerms::One);
+}
+
+#[test]
+fn products_of_iq4_nl() {
+    every_case(Format::Iq4Nl, XmxTerms::One);
+}
+
+#[test]
+fn products_of_iq4_xs() {
+    every_case(Format::Iq4Xs, XmxTerms::One);
+}
+
+#[test]
+fn products_of_mxfp4() {
+    every_case(Format::Mxfp4, XmxTerms::One);
+}
+
+#[test]
+fn products_of_tq2_0() {
+    every_case(Format::Tq2, XmxTerms::One);
+}
+
+#[test]
 fn products_of_f16() {
     every_case(Format::F16, XmxTerms::One);
 }
@@ -315,5 +365,28 @@ fn rounding_activations_costs_what_it_should() {
         let relative = (off / size).sqrt();
         println!("{}, {terms:?}: {relative:.2e}", format.name());
         assert!(bounds.contains(&relative), "{}: {relative:e}", format.name());
+    }
+}
+
+/// The cost model counts the bytes of the buffers that a launch is given, and nothing else that matters.
+#[test]
+fn counted_bytes_are_those_of_the_buffers() {
+    let Some(bench) = bench() else { return };
+    let formats =
+        FORMATS.map(|format| (format, XmxTerms::One)).into_iter().chain([(Format::Q4K, XmxTerms::Two)]);
+    for (format, terms) in formats {
+        for rows in [1, 16, 40, 256] {
+            let (outputs, columns) = (96, 512);
+            let tiles = vec![0; format.matrix_bytes(outputs, columns)];
+            let matrix = bench.matrix(format, &tiles, outputs, columns);
+            let ready = bench.rows(rows, columns, terms);
+            let [values, sums, factors] = ready.buffers().map(|buffer| buffer.size());
+            let touched = matrix.buffer.size() + values + rows * outputs * 4;
+            let (_, work) = xmx_matmul_work(matrix.format, terms, outputs, columns, rows);
+            assert_eq!(work.bytes, touched as u64, "{}, {rows} rows", format.name());
+            // Sums and factors are left out, which are little where rows are many.
+            assert!(rows < 32 || (sums + factors) * 8 < values, "{sums} and {factors} beside {values}");
+            assert_eq!(work.operations, (2 * rows * outputs * columns) as u64);
+        }
     }
 }

@@ -11,10 +11,10 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::LazyLock;
 
-use axe::ops::{Format, XmxExpected, XmxLoop, XmxTerms, xmx_programs};
-use offline_support::Found;
+use axe::ops::{Format, XmxExpected, XmxLoop, XmxTerms, xmx_loops_line, xmx_programs, xmx_recorded_loops};
 use offline_support::compiler::{self, Job};
 use offline_support::steps::{self, Step};
+use offline_support::{Code, Found};
 
 /// What the compiler calls the cards: Arc Pro B70; Arc B580 and B570; Lunar Lake's.
 const B70: &str = "bmg-g31";
@@ -154,6 +154,55 @@ fn keep(name: &str, table: &str) {
     }
 }
 
+/// The loops with products of a kernel, by their matrix instructions.
+fn loops_of(code: &Code) -> Vec<(u32, XmxLoop)> {
+    let mut loops: Vec<(u32, XmxLoop)> = Vec::new();
+    for inner in code.innermost() {
+        if !loops.iter().any(|(multiply_adds, _)| *multiply_adds == inner.multiply_adds) {
+            let around = code.around(inner).map_or(0, |around| around.slots - inner.slots);
+            loops.push((inner.multiply_adds, XmxLoop { slots: inner.slots, around }));
+        }
+    }
+    loops.sort_by_key(|(multiply_adds, _)| *multiply_adds);
+    loops
+}
+
+/// What the cost model counts with is what the compiler makes. Another version of the compiler may do a little better or worse.
+#[test]
+#[ignore = "needs Intel's offline compiler: scripts/test.sh offline"]
+fn recorded_loops_are_those_of_the_compiler() {
+    let (mut text, mut faults) = (String::new(), Vec::new());
+    for program in xmx_programs() {
+        for kernel in compiled(B70, &program.label) {
+            let loops = loops_of(&kernel.code);
+            if loops.is_empty() {
+                continue;
+            }
+            text += &xmx_loops_line(&program.label, &kernel.name, &loops);
+            let close = |a: u32, b: u32| a.abs_diff(b) <= a / 20 + 2;
+            let recorded = xmx_recorded_loops().get(&(&*program.label, &*kernel.name));
+            let same = recorded.is_some_and(|recorded| {
+                recorded.len() == loops.len()
+                    && recorded.iter().zip(&loops).all(|((a, one), (b, other))| {
+                        a == b && close(one.slots, other.slots) && close(one.around, other.around)
+                    })
+            });
+            if !same {
+                faults.push(format!("{}, {}: {loops:?}, recorded: {recorded:?}", program.label, kernel.name));
+            }
+        }
+    }
+    if let Some(folder) = compiler::folder() {
+        std::fs::write(folder.join("loops.txt"), &text).unwrap();
+    }
+    assert!(
+        faults.is_empty(),
+        "the cost model counts with other loops than the compiler's; .axe/test/offline/loops.txt belongs in src/ops/xmx:\n{}",
+        faults.join("\n")
+    );
+    assert_eq!(xmx_recorded_loops().len(), text.lines().count(), "kernels that are no more are recorded");
+}
+
 /// What the ops of a denoising step of the 26B should take on a B70, and that none falls far behind what the card's memory
 /// and engines allow.
 #[test]
@@ -161,12 +210,9 @@ fn keep(name: &str, table: &str) {
 fn predicted_times_of_a_step_on_a_b70() {
     let inner = |label: &str, kernel: &str, multiply_adds: u32| {
         let code = &compiled(B70, label).iter().find(|found| found.name == kernel).unwrap().code;
-        let inner = match multiply_adds {
-            0 => code.products().unwrap(),
-            _ => code.loops.iter().find(|inner| inner.multiply_adds == multiply_adds).unwrap(),
-        };
-        let around = code.around(inner).map_or(0, |around| around.slots - inner.slots);
-        (XmxLoop { slots: inner.slots, around }, inner.multiply_adds)
+        let wanted = if multiply_adds > 0 { multiply_adds } else { code.products().unwrap().multiply_adds };
+        let found = loops_of(code).into_iter().find(|(multiply_adds, _)| *multiply_adds == wanted).unwrap();
+        (found.1, found.0)
     };
     let mut table = String::new();
     let mut tell = |title: &str, steps: &[Step], least: f64| {
@@ -175,8 +221,16 @@ fn predicted_times_of_a_step_on_a_b70() {
         assert!(share > least, "{title}: {share} of what the card could do, {least} is asked for\n{table}");
     };
     // Where a block of scales is for eight groups, what is done once a block is counted for each group.
-    for (format, least) in [(Format::F16, 0.8), (Format::Q8_0, 0.7), (Format::Q4_0, 0.7), (Format::Q4K, 0.5)]
-    {
+    for (format, least) in [
+        (Format::F16, 0.8),
+        (Format::Q8_0, 0.7),
+        (Format::Q4_0, 0.7),
+        (Format::Q4K, 0.5),
+        (Format::Q5_0, 0.5),
+        (Format::Q6K, 0.4),
+        (Format::Iq4Xs, 0.4),
+        (Format::Mxfp4, 0.5),
+    ] {
         let title = format!("dense products of a canvas, {}", format.name());
         tell(&title, &steps::canvas(format, XmxTerms::One), least);
     }
@@ -193,7 +247,19 @@ fn predicted_times_of_a_step_on_a_b70() {
     tell("attention", &looks, 0.3);
     tell("experts", &steps::experts(Format::W4, XmxTerms::One), 0.8);
     tell("experts, two terms", &steps::experts(Format::W4, XmxTerms::Two), 0.8);
-    let few: Vec<Step> = [Format::F16, Format::Q8_0, Format::Q4_0, Format::Q4K]
+    let formats = [
+        Format::F16,
+        Format::Q8_0,
+        Format::Q6K,
+        Format::Q5K,
+        Format::Q4_0,
+        Format::Q4K,
+        Format::Iq4Xs,
+        Format::Mxfp4,
+        Format::Q3K,
+        Format::Q2K,
+    ];
+    let few: Vec<Step> = formats
         .iter()
         .flat_map(|&format| [1, 8, 16].map(|rows| steps::few_rows(format, XmxTerms::Two, rows)))
         .collect();

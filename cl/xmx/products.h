@@ -1,7 +1,12 @@
 // Rows through a pair of tiles: what every product of the family is made of. One sub-group makes 32 outputs of up to 32 rows.
 
 // TERMS is the program's: 1, or 2 for products as exact as those of f32.
-#define AT_ONCE (TERMS == 1 ? 4 : 2) // blocks of 8 rows that are loaded together: registers hold 32 rows of one term
+// Blocks of 8 rows that are loaded together: registers hold 32 rows of one term, and half as many where offsets are multiplied.
+#ifdef STEP_OFFSETS
+#define AT_ONCE (TERMS == 1 ? 2 : 1)
+#else
+#define AT_ONCE (TERMS == 1 ? 4 : 2)
+#endif
 #define AHEAD 4                      // spans from the one that is read to the one that is asked for
 
 // Rows of activations: f16 in one term or two, whose sum they are, the second `plane` values behind the first; and their sums
@@ -24,6 +29,20 @@ inline void add_span(Scale scale, float8 part, Rows x, uint s, int row, private 
     *c = fma(vload8(0, row_sums), (float8)scale.offset, *c);
 #endif
 }
+
+#ifdef SCALES_STEPS
+// The same for 16 columns, which are multiplied here. Offsets are weights, too, equal ones for all columns.
+inline void add_step(Scale scale, int j, private const ushort8* rows, int8 b, private float8* c) {
+    float8 part = 0.0f;
+    UNROLL for (int t = 0; t < TERMS; t++) part = multiply_add(rows[t], b, part);
+    *c = fma(part, (float8)(j == 0 ? scale.scale : scale.second), *c);
+#ifdef STEP_OFFSETS
+    float8 sum = 0.0f;
+    UNROLL for (int t = 0; t < TERMS; t++) sum = multiply_add(rows[t], (int8)scale.offsets[j], sum);
+    *c = fma(sum, (float8)scale.offset, *c);
+#endif
+}
+#endif
 
 // Blocks of 8 rows from `row` on, columns of spans [from, to), through the pair of tiles at `tiles`: c0 and c1 hold the
 // sums of the first and of the second tile, one float8 a block. `shared_scales`: how many spans have the same scale, a
@@ -61,28 +80,38 @@ rows_through_pair(const int BLOCKS, Rows x, int row, global const uchar* tiles, 
         }
         // Of a span of one group, a block of rows is done with before the next one is begun: sums of all of them would have no
         // registers beside the sums of `wide`.
+#if !defined(SCALES_NONE) && !defined(SCALES_STEPS)
         float8 p0[4], p1[4];
         UNROLL for (int m = 0; m < BLOCKS; m++) p0[m] = p1[m] = 0.0f;
+#endif
         UNROLL for (int g = 0; g < SPAN_GROUPS; g++) {
             const int column = (s * SPAN_GROUPS + g) * GROUP;
             int8 b0[2], b1[2];
             UNROLL for (int j = 0; j < 2; j++) {
-                b0[j] = operand(words0 + (2 * g + j) * STEP_WORDS, scale0.base);
-                b1[j] = operand(words1 + (2 * g + j) * STEP_WORDS, scale1.base);
+                b0[j] = operand(words0 + g * CODE_BITS, j, scale0.base);
+                b1[j] = operand(words1 + g * CODE_BITS, j, scale1.base);
             }
             UNROLL for (int m = 0; m < BLOCKS; m++) {
+                const int loaded = min(AT_ONCE, BLOCKS < 3 ? BLOCKS : 4);
                 if (m % AT_ONCE == 0) {
                     UNROLL for (int t = 0; t < TERMS; t++) {
                         Surface term = x.rows;
                         term.values += t * x.plane;
-                        if (BLOCKS == 1) load_8x2(term, column, row, a[t]);
-                        else if (BLOCKS == 2 || AT_ONCE == 2) load_16x2(term, column, row + m * 8, a[t]);
+                        if (loaded == 1) load_8x2(term, column, row + m * 8, a[t]);
+                        else if (loaded == 2) load_16x2(term, column, row + m * 8, a[t]);
                         else load_32x2(term, column, row, a[t]);
                     }
                 }
+#ifdef SCALES_STEPS
+                UNROLL for (int j = 0; j < 2; j++) {
+                    ushort8 rows[TERMS];
+                    UNROLL for (int t = 0; t < TERMS; t++) rows[t] = vload8(j * loaded + m % AT_ONCE, a[t]);
+                    add_step(scale0, j, rows, b0[j], c0 + m);
+                    add_step(scale1, j, rows, b1[j], c1 + m);
+                }
+#else
                 UNROLL for (int t = 0; t < TERMS; t++) {
                     UNROLL for (int j = 0; j < 2; j++) {
-                        const int loaded = BLOCKS == 1 ? 1 : BLOCKS == 2 || AT_ONCE == 2 ? 2 : 4;
                         const ushort8 rows = vload8(j * loaded + m % AT_ONCE, a[t]);
 #ifdef SCALES_NONE
                         c0[m] = multiply_add(rows, b0[j], c0[m]);
@@ -93,7 +122,8 @@ rows_through_pair(const int BLOCKS, Rows x, int row, global const uchar* tiles, 
 #endif
                     }
                 }
-#if SPAN_GROUPS == 1 && !defined(SCALES_NONE)
+#endif
+#if SPAN_GROUPS == 1 && !defined(SCALES_NONE) && !defined(SCALES_STEPS)
                 add_span(scale0, p0[m], x, s, row + m * 8, c0 + m);
                 add_span(scale1, p1[m], x, s, row + m * 8, c1 + m);
 #endif

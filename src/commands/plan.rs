@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use axe::device::DeviceInfo;
 use axe::engine::ModelKind;
-use axe::load::Plan;
+use axe::load::{Plan, PredictedPart, PredictedPass};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -29,12 +29,24 @@ pub struct Options {
     /// Sort of device: auto, cpu, gpu or accelerator.
     #[arg(long, value_name = "KIND")]
     device: Option<String>,
+    /// Say what a card should take for the model's passes, by the cost model of the kernels that are made for it.
+    ///
+    /// The floor is what memory and matrix engines could do by the data sheet. No model uses these kernels yet.
+    #[arg(long, value_enum, value_name = "CARD")]
+    card: Option<Card>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
     /// Configuration file [default: as for `serve`].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+}
+
+/// A card that there is a cost model of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Card {
+    /// Arc Pro B70.
+    B70,
 }
 
 /// Opens the device, reads the checkpoint's headers, and prints.
@@ -54,11 +66,22 @@ pub fn run(options: &Options) -> Result<()> {
     if options.block_size.is_some() && plan.kind != ModelKind::Causal {
         return Err(super::meaningless("--block-size", &options.model).into());
     }
+    let passes = options.card.map(|Card::B70| {
+        let shape = plan.choice.shape;
+        axe::load::predicted_passes(&plan.workload, shape.context, shape.rows)
+    });
     super::to_stdout(|out| {
         if options.json {
-            writeln!(out, "{}", object(options, device.info(), &plan))?;
+            let mut all = object(options, device.info(), &plan);
+            if let Some(passes) = &passes {
+                all["b70"] = passes.iter().map(pass).collect();
+            }
+            writeln!(out, "{all}")?;
         } else {
             lines(out, options, device.info(), &plan)?;
+            if let Some(passes) = &passes {
+                predicted(out, passes)?;
+            }
         }
         Ok(())
     })
@@ -131,6 +154,76 @@ fn lines(out: &mut impl Write, options: &Options, info: &DeviceInfo, plan: &Plan
         )?;
     }
     plan.choice.warnings.iter().try_for_each(|warning| writeln!(out, "warning    {warning}"))
+}
+
+fn pass(pass: &PredictedPass) -> Value {
+    let part = |part: &PredictedPart| {
+        json!({
+            "what": part.what,
+            "bytes": part.bytes,
+            "floor_ms": part.floor * 1e3,
+            "one_term_ms": part.predicted[0] * 1e3,
+            "two_terms_ms": part.predicted[1] * 1e3,
+            "kernels": part.kernels,
+        })
+    };
+    let [one, two] = pass.predicted();
+    json!({
+        "pass": pass.what,
+        "rows": pass.rows,
+        "context": pass.context,
+        "floor_ms": pass.floor() * 1e3,
+        "one_term_ms": one * 1e3,
+        "two_terms_ms": two * 1e3,
+        "parts": pass.parts.iter().map(part).collect::<Vec<_>>(),
+    })
+}
+
+/// Milliseconds of each pass and of its parts: by the data sheet, and predicted with activations in one term and in two.
+fn predicted(out: &mut impl Write, passes: &[PredictedPass]) -> io::Result<()> {
+    let table = |out: &mut dyn Write, what: &str, bytes: u64, floor: f64, [one, two]: [f64; 2], note| {
+        writeln!(
+            out,
+            "  {what:<42}{:>10}{:>10.3}{:>10.3}{:>6.2}{:>10.3}{:>6.2}{note}",
+            mib(bytes as usize),
+            floor * 1e3,
+            one * 1e3,
+            one / floor,
+            two * 1e3,
+            two / floor
+        )
+    };
+    writeln!(
+        out,
+        "\nArc Pro B70, predicted: milliseconds and multiples of the floor, by kernels that no model uses yet; activations in one \
+         f16 term and in two\n  {:<42}{:>10}{:>10}{:>16}{:>16}",
+        "", "reads", "floor", "one term", "two terms"
+    )?;
+    for pass in passes {
+        let what = match pass.rows {
+            1 => format!("{} behind {}", pass.what, pass.context),
+            rows => format!("{}, {rows} rows behind {}", pass.what, pass.context),
+        };
+        let bytes = pass.parts.iter().map(|part| part.bytes).sum();
+        table(out, &what, bytes, pass.floor(), pass.predicted(), "")?;
+        for part in &pass.parts {
+            let note = if part.kernels { "" } else { "  not all kernels exist" };
+            table(out, &format!("  {}", part.what), part.bytes, part.floor, part.predicted, note)?;
+        }
+        if matches!(pass.what, "encoding" | "prefill") {
+            let each = pass.rows.max(1) as f64;
+            let predicted = pass.predicted().map(|seconds| seconds / each);
+            table(
+                out,
+                "  a token of them",
+                bytes / pass.rows.max(1) as u64,
+                pass.floor() / each,
+                predicted,
+                "",
+            )?;
+        }
+    }
+    writeln!(out, "  not counted: starts of launches, norms, rotary embeddings, choices of experts")
 }
 
 fn mib(bytes: usize) -> String {

@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::device::telemetry::Sampler;
 use crate::engine::ModelKind;
 use crate::model::diffusion_gemma::{DiffusionGemma, GGUF_ARCHITECTURE};
-use crate::model::{CausalConfig, FeedForward};
+use crate::model::{Causal, CausalConfig, FeedForward, Workload};
 
 /// What loading would do.
 #[derive(Debug, Clone)]
@@ -29,6 +29,8 @@ pub struct Plan {
     pub weights_read: Option<u64>,
     /// What the choice depended on of the device.
     pub device: DeviceFacts,
+    /// What passes have to do.
+    pub workload: Workload,
 }
 
 /// What the configuration, the device and the checkpoint lead to. Reads headers, and a few small tensors at most.
@@ -54,6 +56,7 @@ fn plan_with(config: &Config, path: &Path, device: &Device, freed: u64) -> Resul
                 trained: model.context,
                 weights_read: dense.then_some(choice.memory.weights as u64),
                 device: device_facts(config, device, freed),
+                workload: Causal::workload(&gguf)?,
                 choice,
             })
         }
@@ -72,6 +75,7 @@ fn plan_with(config: &Config, path: &Path, device: &Device, freed: u64) -> Resul
                 choice,
                 weights_read: None,
                 device: device_facts(config, device, freed),
+                workload: DiffusionGemma::workload(&checkpoint, kinds)?,
             })
         }
     }

@@ -11,6 +11,7 @@ mod pass;
 mod plan;
 mod repack;
 mod weights;
+mod workload;
 
 pub use causal::{Causal, LoadOptions, Logits};
 pub use config::{
@@ -20,3 +21,4 @@ pub use config::{
 pub use error::ModelError;
 pub use plan::MemoryPlan;
 pub use repack::RepackError;
+pub use workload::{AttentionShape, ExpertsShape, ProductShape, Workload};

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use half::f16;
 use thiserror::Error;
 
+use super::workload::ProductShape;
 use crate::checkpoint::mapping::Mapping;
 use crate::checkpoint::quant::{GgmlType, QuantError, Unpacked, dequantize, unpack_block};
 use crate::checkpoint::rows::{Encoding, Rows, Span};
@@ -121,6 +122,16 @@ impl Blueprint {
     /// The format of all its parts.
     pub fn format(&self) -> Format {
         self.parts.first().map_or(Format::F32, |part| format_in_tiles(&part.encoding))
+    }
+
+    /// Its shape, as one product.
+    pub(super) fn shape(&self) -> ProductShape {
+        ProductShape { format: self.format(), outputs: self.rows(), columns: self.columns() }
+    }
+
+    /// The shape of each of the `count` experts that it holds.
+    pub(super) fn shape_of_each(&self, count: usize) -> ProductShape {
+        ProductShape { outputs: self.rows() / count.max(1), ..self.shape() }
     }
 
     /// Values in a row.

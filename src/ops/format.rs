@@ -171,6 +171,11 @@ impl Format {
         }
     }
 
+    /// The 32 codes of a row's group, of which `word` gives the words.
+    pub(super) fn group_codes(self, word: impl Fn(usize) -> u32) -> [u8; GROUP] {
+        std::array::from_fn(|column| self.codes().code(column, &word) as u8)
+    }
+
     fn codes(self) -> Codes {
         match self {
             Self::F32 => Codes::Numbers(4),

@@ -57,15 +57,19 @@ impl Code {
         Self { instructions: instructions.len(), scattered, loops }
     }
 
-    /// The loop where products are made: of the innermost ones with matrix instructions that with the most.
-    pub fn products(&self) -> Option<&Loop> {
-        let inner = |one: &&Loop| {
+    /// The innermost loops with matrix instructions.
+    pub fn innermost(&self) -> impl Iterator<Item = &Loop> {
+        self.loops.iter().filter(|one| {
             let within = |other: &Loop| {
                 one.holds(other) && other.instructions < one.instructions && other.multiply_adds > 0
             };
             one.multiply_adds > 0 && !self.loops.iter().any(within)
-        };
-        self.loops.iter().filter(inner).max_by_key(|one| one.multiply_adds)
+        })
+    }
+
+    /// The loop where products are made: of the innermost ones with matrix instructions that with the most.
+    pub fn products(&self) -> Option<&Loop> {
+        self.innermost().max_by_key(|one| one.multiply_adds)
     }
 
     /// The loop right around one.

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use axe::ops::{
-    Format, XmxCard, XmxLoop, XmxTerms, XmxTime, XmxWork, xmx_attention_work, xmx_expert_work, xmx_head_work,
-    xmx_matmul_work,
+    Format, XmxCard, XmxLoop, XmxTerms, XmxTime, XmxWork, xmx_attention_work, xmx_experts_work,
+    xmx_head_work, xmx_matmul_work,
 };
 
 /// Hidden size of the 26B.
@@ -96,18 +96,8 @@ const INNER: usize = 704;
 /// Both products of all experts, rows spread over them by chance.
 pub fn experts(format: Format, terms: XmxTerms) -> [Step; 2] {
     let made = |what: &str, kernel, shape: [usize; 2], scale_columns, gate_up| {
-        // Chances that an expert has so many rows, one after the other: each row takes it with the same chance.
-        let chance = TOP as f64 / EXPERTS as f64;
-        let mut has = (1.0 - chance).powi(CANVAS as i32);
-        let mut parts = [XmxWork::default(); 4];
-        for rows in 0..CANVAS {
-            let times = (has * EXPERTS as f64 * LAYERS as f64).round() as u64;
-            let work = xmx_expert_work(format, terms, shape, scale_columns, gate_up, rows);
-            for (sum, work) in parts.iter_mut().zip(work) {
-                *sum = sum.and(work.times(times));
-            }
-            has *= (CANVAS - rows) as f64 / (rows + 1) as f64 * chance / (1.0 - chance);
-        }
+        let each = xmx_experts_work(format, terms, shape, scale_columns, gate_up, [EXPERTS, TOP, CANVAS]);
+        let parts = each.map(|work| work.times(LAYERS));
         let groups = if format == Format::W4 { 2 } else { 1 };
         let parts =
             (1..).zip(parts).map(|(blocks, work)| (blocks * 4 * groups * terms as u32, work)).collect();

@@ -9,8 +9,25 @@ use half::f16;
 use crate::ops_support::{Bounded, DENORMAL, POISON, ULP, Weights};
 
 /// All formats that the family takes.
-pub const FORMATS: [Format; 7] =
-    [Format::W4, Format::Q4_0, Format::Q4_1, Format::Q4K, Format::Q8_0, Format::F16, Format::Bf16];
+pub const FORMATS: [Format; 17] = [
+    Format::W4,
+    Format::Q2K,
+    Format::Q3K,
+    Format::Q4_0,
+    Format::Q4_1,
+    Format::Q4K,
+    Format::Q5_0,
+    Format::Q5_1,
+    Format::Q5K,
+    Format::Q6K,
+    Format::Q8_0,
+    Format::Iq4Nl,
+    Format::Iq4Xs,
+    Format::Mxfp4,
+    Format::Tq2,
+    Format::F16,
+    Format::Bf16,
+];
 
 /// A device with the family.
 pub struct Bench {

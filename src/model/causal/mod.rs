@@ -20,6 +20,7 @@ use super::pass::Pass;
 use super::plan::MemoryPlan;
 use super::repack::Blueprint;
 use super::weights;
+use super::workload::Workload;
 use crate::checkpoint::gguf::{Gguf, TensorInfo};
 use crate::checkpoint::quant::dequantize;
 use crate::device::{Buffer, Device};
@@ -123,6 +124,15 @@ impl Causal {
         let products = if options.matrix_unit { Products::MatrixUnit } else { Products::Vector };
         let scratch_rows = parts.scratch_rows(&config, options, products);
         Ok(parts.plan(&config, &Strides::new(&config), options, scratch_rows))
+    }
+
+    /// What the passes of the model of a file have to do.
+    ///
+    /// # Errors
+    /// As for [`plan`](Self::plan).
+    pub fn workload(gguf: &Gguf) -> Result<Workload, ModelError> {
+        let config = CausalConfig::read(gguf)?;
+        Ok(Parts::find(gguf, &config, config.context)?.workload(&config))
     }
 
     /// Puts the model on `device`. `progress` hears the share that is done, 0 to 1.

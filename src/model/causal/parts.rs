@@ -14,6 +14,7 @@ use crate::model::error::ModelError;
 use crate::model::gate_up::GateUp;
 use crate::model::plan::MemoryPlan;
 use crate::model::repack::{Arrangement, Blueprint};
+use crate::model::workload::{AttentionShape, ExpertsShape, Workload};
 use crate::ops::{Cache, Format, Products, STRIDE_MULTIPLE, Scoring, round_up};
 
 /// The matrices and vectors that a file gives, and which of them belong where.
@@ -109,6 +110,47 @@ impl Parts {
             gate: if apart { pass } else { 1 },
             logits,
             products,
+        }
+    }
+
+    /// What passes have to do.
+    pub(super) fn workload(&self, config: &CausalConfig) -> Workload {
+        let layers = || self.layers.iter().zip(&config.layers);
+        let experts = layers()
+            .filter_map(|(weights, layer)| {
+                let (weights, ExpertsConfig { count, used, .. }) =
+                    (weights.experts.as_ref()?, layer.feed_forward.experts()?);
+                let of_each = |matrix: usize| self.blueprints[matrix].shape_of_each(*count);
+                let (gate_up, down) = (of_each(weights.gate_up), of_each(weights.down));
+                Some(ExpertsShape { count: *count, used: *used, gate_up, down })
+            })
+            .collect();
+        let of_experts: Vec<usize> = layers()
+            .filter_map(|(weights, _)| weights.experts.as_ref())
+            .flat_map(|experts| [experts.gate_up, experts.down])
+            .collect();
+        let products = self.blueprints.iter().enumerate();
+        Workload {
+            products: products
+                .filter(|(matrix, _)| *matrix != self.head && !of_experts.contains(matrix))
+                .map(|(_, blueprint)| blueprint.shape())
+                .collect(),
+            conditioning: Vec::new(),
+            experts,
+            attention: config
+                .layers
+                .iter()
+                .map(|layer| AttentionShape {
+                    heads: layer.heads,
+                    kv_heads: layer.kv_heads,
+                    head_size: layer.key_size,
+                    window: layer.window,
+                    latent: layer.latent.is_some(),
+                    capped: layer.softcap > 0.0,
+                })
+                .collect(),
+            head: self.blueprints[self.head].shape(),
+            canvas: None,
         }
     }
 

@@ -12,6 +12,7 @@ use crate::model::error::ModelError;
 use crate::model::gate_up::GateUp;
 use crate::model::plan::MemoryPlan;
 use crate::model::repack::{Arrangement, Blueprint, format_in_tiles};
+use crate::model::workload::{AttentionShape, ExpertsShape, Workload};
 use crate::ops::{Cache, Format, HeadState, Products, Routing, STRIDE_MULTIPLE, round_up};
 
 /// The matrices and vectors of a checkpoint, and which of them belong where.
@@ -196,6 +197,51 @@ impl Parts {
         let name = |matrix: usize| self.blueprints[matrix].format().name();
         let experts = self.layers.iter().flat_map(|layer| [layer.experts_gate_up, layer.experts_down]);
         WeightFormats { experts: experts.map(name).collect(), table: name(self.table) }
+    }
+
+    /// What passes have to do.
+    pub(super) fn workload(&self, config: &DiffusionConfig) -> Workload {
+        let shape = |matrix: usize| self.blueprints[matrix].shape();
+        let both = |gate_up: &GateUp<usize>| match *gate_up {
+            GateUp::Joined(both) => vec![shape(both)],
+            GateUp::Apart(gate, up) => vec![shape(gate), shape(up)],
+        };
+        let products = self.layers.iter().flat_map(|layer| {
+            let alone = [layer.output, layer.down, layer.router].map(shape);
+            layer.qkv.iter().map(|&(matrix, _)| shape(matrix)).chain(alone).chain(both(&layer.gate_up))
+        });
+        let of_each = |matrix: usize| self.blueprints[matrix].shape_of_each(config.experts);
+        Workload {
+            products: products.collect(),
+            conditioning: both(&self.conditioning.gate_up)
+                .into_iter()
+                .chain([shape(self.conditioning.down)])
+                .collect(),
+            experts: self
+                .layers
+                .iter()
+                .map(|layer| ExpertsShape {
+                    count: config.experts,
+                    used: config.experts_used,
+                    gate_up: of_each(layer.experts_gate_up),
+                    down: of_each(layer.experts_down),
+                })
+                .collect(),
+            attention: config
+                .layers
+                .iter()
+                .map(|layer| AttentionShape {
+                    heads: config.heads,
+                    kv_heads: layer.kv_heads,
+                    head_size: layer.head_size,
+                    window: layer.sliding.then_some(config.window),
+                    latent: false,
+                    capped: false,
+                })
+                .collect(),
+            head: shape(self.table),
+            canvas: Some(config.canvas),
+        }
     }
 
     pub(super) fn plan(

@@ -5,6 +5,7 @@ use super::source::Source;
 use super::{DenseWeights, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, ExpertWeights};
 use crate::model::error::ModelError;
 use crate::model::plan::MemoryPlan;
+use crate::model::workload::Workload;
 use crate::ops::Products;
 
 impl DiffusionGemma {
@@ -20,6 +21,18 @@ impl DiffusionGemma {
         let config = checkpoint.config()?;
         let mut source = Source::new(checkpoint, &config, (options.experts, options.dense));
         Ok(Parts::find(&mut source, &config)?.plan(&config, options, products))
+    }
+
+    /// What its passes have to do, when it is loaded with these choices of weights.
+    ///
+    /// # Errors
+    /// As for [`plan`](Self::plan).
+    pub fn workload(
+        checkpoint: &DiffusionCheckpoint,
+        kinds: (ExpertWeights, DenseWeights),
+    ) -> Result<Workload, ModelError> {
+        let config = checkpoint.config()?;
+        Ok(Parts::find(&mut Source::new(checkpoint, &config, kinds), &config)?.workload(&config))
     }
 
     /// What [`formats`](Self::formats) will say once it is loaded.

@@ -8,10 +8,20 @@ use crate::ops::{Format, TILE};
 /// Bits of a code of a format that the family has kernels for; none of others.
 pub(super) fn code_bits(format: Format) -> Option<usize> {
     match format {
-        Format::W4 | Format::Q4_0 | Format::Q4_1 | Format::Q4K => Some(4),
+        Format::Q2K | Format::Tq2 => Some(2),
+        Format::Q3K => Some(3),
+        Format::W4
+        | Format::Q4_0
+        | Format::Q4_1
+        | Format::Q4K
+        | Format::Iq4Nl
+        | Format::Iq4Xs
+        | Format::Mxfp4 => Some(4),
+        Format::Q5_0 | Format::Q5_1 | Format::Q5K => Some(5),
+        Format::Q6K => Some(6),
         Format::Q8_0 => Some(8),
         Format::F16 | Format::Bf16 => Some(16),
-        _ => None,
+        Format::F32 => None,
     }
 }
 
@@ -39,6 +49,12 @@ pub fn xmx_arrange(format: Format, tiles: &mut [u8], columns: usize) -> Option<F
             }
             continue;
         }
+        if !matches!(bits, 4 | 8) {
+            for group in codes.chunks_exact_mut(group_bytes) {
+                move_planes(format, bits, group);
+            }
+            continue;
+        }
         for word in codes.as_chunks_mut::<4>().0 {
             let moved = match bits {
                 4 => move_nibbles(u32::from_le_bytes(*word)),
@@ -55,6 +71,37 @@ fn move_nibbles(word: u32) -> u32 {
     (0..8)
         .map(|column| (word >> (4 * column) & 15) << (4 * (column / 2) + 16 * (column % 2)))
         .fold(0, |all, one| all | one)
+}
+
+/// The codes of a group, cut into planes of four bits, two and one.
+fn move_planes(format: Format, bits: usize, group: &mut [u8]) {
+    let mut rows = [[0u8; 32]; TILE];
+    for (lane, codes) in rows.iter_mut().enumerate() {
+        *codes = format.group_codes(|word| {
+            let at = (word * TILE + lane) * 4;
+            u32::from_le_bytes([group[at], group[at + 1], group[at + 2], group[at + 3]])
+        });
+    }
+    // Bits of a plane, and the first of them in the code.
+    let planes: &[(usize, usize)] = match bits {
+        2 => &[(2, 0)],
+        3 => &[(2, 0), (1, 2)],
+        5 => &[(4, 0), (1, 4)],
+        _ => &[(4, 0), (2, 4)],
+    };
+    for (lane, codes) in rows.iter().enumerate() {
+        let mut word = 0;
+        for &(bits, first) in planes {
+            for run in codes.chunks_exact(32 / bits) {
+                let moved = run.iter().enumerate().fold(0, |all, (column, &code)| {
+                    let part = u32::from(code) >> first & ((1 << bits) - 1);
+                    all | part << (bits * (column / 2) + 16 * (column % 2))
+                });
+                group[(word * TILE + lane) * 4..][..4].copy_from_slice(&moved.to_le_bytes());
+                word += 1;
+            }
+        }
+    }
 }
 
 /// Two columns of 16 rows become 16 pairs.

@@ -80,6 +80,17 @@ impl XmxWork {
         }
     }
 
+    /// One part of so many equal ones.
+    pub fn share(self, of: u64) -> Self {
+        Self {
+            bytes: self.bytes / of,
+            operations: self.operations / of,
+            multiply_adds: self.multiply_adds / of,
+            turns: self.turns / of,
+            rounds: self.rounds / of,
+        }
+    }
+
     /// As much, `times` over.
     pub fn times(self, times: u64) -> Self {
         Self {

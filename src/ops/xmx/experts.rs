@@ -106,7 +106,7 @@ impl Xmx {
         inner: &XmxRows,
     ) -> Result<Option<Launch>, OpsError> {
         const OP: &str = "sum_inner";
-        if !matches!(experts.matrix.format, Format::Q4_1 | Format::Q4K) {
+        if !matches!(experts.matrix.format, Format::Q4_1 | Format::Q4K | Format::Q5_1 | Format::Q5K) {
             return Ok(None);
         }
         let slots = routing.slots(rows);
@@ -200,6 +200,37 @@ fn check_experts(
     Ok(Which::Experts(format, ready.terms))
 }
 
+/// What one of the two products of all experts is expected to do in a pass of `rows` rows, each of which goes to `used` of `count`
+/// experts, every one of them with the same chance.
+pub fn xmx_experts_work(
+    format: Format,
+    terms: XmxTerms,
+    shape: [usize; 2],
+    scale_columns: usize,
+    gate_up: bool,
+    [count, used, rows]: [usize; 3],
+) -> [XmxWork; 4] {
+    // Chances that an expert has so many rows, one after the other. They are added up in thousandths of an expert.
+    let chance = used as f64 / count.max(1) as f64;
+    let mut parts = [XmxWork::default(); 4];
+    if chance >= 1.0 {
+        let work = xmx_expert_work(format, terms, shape, scale_columns, gate_up, rows);
+        return work.map(|work| work.times(count as u64));
+    }
+    let mut has = (1.0 - chance).powf(rows as f64);
+    for taken in 0..=rows {
+        let times = (has * count as f64 * 1000.0).round() as u64;
+        if times > 0 {
+            let work = xmx_expert_work(format, terms, shape, scale_columns, gate_up, taken);
+            for (sum, work) in parts.iter_mut().zip(work) {
+                *sum = sum.and(work.times(times));
+            }
+        }
+        has *= (rows - taken) as f64 / (taken + 1) as f64 * chance / (1.0 - chance);
+    }
+    parts.map(|work| work.share(1000))
+}
+
 /// What one of the two products of one expert with `rows` rows has to do: by the blocks of 8 rows that a sub-group takes at once,
 /// 1 to 4, since each number has a loop of its own. The first product makes gate and up, and stores f16.
 ///
@@ -221,7 +252,8 @@ pub fn xmx_expert_work(
         let turns = pairs * spans;
         let part = XmxWork {
             operations: 2 * ((rows - first).min(32) * outputs * columns) as u64,
-            multiply_adds: (turns * blocks * 4 * which.span_groups() * terms as usize) as u64,
+            multiply_adds: (turns * blocks * 4 * which.span_groups() * terms as usize) as u64
+                * u64::from(which.products_each()),
             turns: turns as u64,
             ..XmxWork::default()
         };

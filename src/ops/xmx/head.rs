@@ -153,7 +153,8 @@ pub fn xmx_head_work(
         bytes: (format.matrix_bytes(vocabulary, hidden) + ready + SLICES * TEAM_PAIRS * rows * PART_BYTES)
             as u64,
         operations: 2 * (rows * vocabulary * hidden) as u64,
-        multiply_adds: (blocks * pairs * spans * 16 * terms as usize) as u64,
+        multiply_adds: (blocks * pairs * spans * 16 * terms as usize) as u64
+            * u64::from(Which::Head(format, terms).products_each()),
         turns: (blocks * pairs * spans) as u64,
         // What is done with logits are loops over 32 tokens by fours, for two halves of 32 rows.
         rounds: (blocks * pairs * 16) as u64,

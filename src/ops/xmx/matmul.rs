@@ -158,7 +158,8 @@ pub fn xmx_matmul_work(
     let blocks = rows.div_ceil(block);
     let slices = xmx_slices(format, outputs, columns);
     // Two tiles of two steps a group, for each block of 8 rows that a sub-group takes.
-    let engine = blocks * (block / 8) * pairs * spans * 4 * terms as usize;
+    let each = Which::Matmul(format, terms).products_each() as usize;
+    let engine = blocks * (block / 8) * pairs * spans * 4 * terms as usize * each;
     let ready = rows * round_up(columns, STRIDE_MULTIPLE) * 2 * terms as usize;
     let work = XmxWork {
         bytes: (format.matrix_bytes(outputs, columns) + ready + rows * pairs * ROW_MULTIPLE * 4) as u64,

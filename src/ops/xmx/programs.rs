@@ -62,8 +62,24 @@ pub(super) enum Which {
 }
 
 /// The formats that kernels exist for, as they are on the device.
-pub(super) const FORMATS: [Format; 6] =
-    [Format::W4, Format::Q4_0, Format::Q4_1, Format::Q4K, Format::Q8_0, Format::F16];
+pub(super) const FORMATS: [Format; 16] = [
+    Format::W4,
+    Format::Q2K,
+    Format::Q3K,
+    Format::Q4_0,
+    Format::Q4_1,
+    Format::Q4K,
+    Format::Q5_0,
+    Format::Q5_1,
+    Format::Q5K,
+    Format::Q6K,
+    Format::Q8_0,
+    Format::Iq4Nl,
+    Format::Iq4Xs,
+    Format::Mxfp4,
+    Format::Tq2,
+    Format::F16,
+];
 
 /// All programs of the family.
 pub fn xmx_programs() -> Vec<XmxProgram> {
@@ -120,6 +136,25 @@ impl Which {
         }
     }
 
+    /// Format of its weights, and the terms of activations.
+    fn weights(self) -> Option<(Format, XmxTerms)> {
+        match self {
+            Self::Matmul(format, terms) | Self::Experts(format, terms) | Self::Head(format, terms) => {
+                Some((format, terms))
+            }
+            Self::Prepare | Self::Attention(_) => None,
+        }
+    }
+
+    /// Matrix instructions for each step of 8 rows, 16 outputs and 16 columns, of each term: 2 where 16 columns have an offset
+    /// of their own, which is multiplied, too.
+    pub(super) fn products_each(self) -> u32 {
+        match self.weights() {
+            Some((Format::Q2K, _)) => 2,
+            _ => 1,
+        }
+    }
+
     /// Whether its kernels need the most registers that a thread can have.
     pub(super) fn many_registers(self) -> bool {
         self != Self::Prepare
@@ -133,11 +168,8 @@ impl Which {
 
     fn kernels(self) -> Vec<XmxExpected> {
         let product = |name, local, blocks: u32| {
-            let terms = match self {
-                Self::Matmul(_, terms) | Self::Experts(_, terms) | Self::Head(_, terms) => terms as u32,
-                Self::Prepare | Self::Attention(_) => 0,
-            };
-            let groups = self.span_groups() as u32 * terms;
+            let terms = self.weights().map_or(0, |(_, terms)| terms as u32);
+            let groups = self.span_groups() as u32 * terms * self.products_each();
             XmxExpected {
                 name,
                 registers: 256,
@@ -190,25 +222,69 @@ fn product_label(file: &str, format: Format, terms: XmxTerms) -> String {
     format!("xmx/{file}.cl ({}{terms})", format.name())
 }
 
+/// The numbers that codes of IQ4 stand for are the whole numbers next to a curve over the code less 8. Its factors from that of
+/// the fourth power down, as bits of f16.
+const IQ4_CURVE: [u16; 5] = [0x167f, 0x2d3d, 0xa44e, 0x49b8, 0x3dbb];
+const IQ4_CENTRE: f32 = 8.0;
+
+fn curve() -> String {
+    let defined = |(power, bits): (usize, &u16)| format!("#define CURVE_{power} {bits:#x}\n");
+    IQ4_CURVE.iter().rev().enumerate().map(defined).collect()
+}
+
 /// What `cl/xmx/weights.h` and `cl/xmx/products.h` ask the host for.
 fn layout(format: Format, terms: XmxTerms, span_groups: usize) -> String {
     let bits = code_bits(format).unwrap_or_default();
     let groups = format.block_groups();
     let (group_bytes, block_bytes) = (bits * 64, format.tile_bytes(groups * 32));
     let scale_bytes = block_bytes - groups * group_bytes;
-    let centre =
-        |bias: f32, code: f32| format!("#define CENTRE_BITS {:#x}\n", f16::from_f32(-bias - code).to_bits());
+    let centre = |code: f32| {
+        // As in `cl/xmx/weights.h`.
+        let bias = if bits == 8 { 1024.0 } else { (1 << bits) as f32 };
+        format!("#define CENTRE_BITS {:#x}\n", f16::from_f32(-bias - code).to_bits())
+    };
     let scales = match format {
         Format::W4 => "#define SCALES_WHOLE\n#define ZERO_POINT\n".to_owned(),
-        Format::Q4_0 => format!("#define SCALES_HALVES\n{}", centre(16.0, 8.0)),
-        Format::Q4_1 => "#define SCALES_WHOLE\n#define OFFSET\n".to_owned(),
-        Format::Q4K => "#define SCALES_GROUPS\n#define OFFSET\n".to_owned(),
-        Format::Q8_0 => format!("#define SCALES_HALVES\n{}", centre(1024.0, 128.0)),
-        _ => "#define SCALES_NONE\n".to_owned(),
+        Format::Q2K => format!("#define SCALES_STEPS\n#define STEP_OFFSETS\n{}", centre(0.0)),
+        Format::Q3K => format!("#define SCALES_STEPS\n{}", centre(4.0)),
+        Format::Q4_0 => format!("#define SCALES_HALVES\n{}", centre(8.0)),
+        Format::Q5_0 => format!("#define SCALES_HALVES\n{}", centre(16.0)),
+        Format::Q4_1 | Format::Q5_1 => "#define SCALES_WHOLE\n#define OFFSET\n".to_owned(),
+        Format::Q4K | Format::Q5K => "#define SCALES_BYTES\n#define OFFSET\n".to_owned(),
+        Format::Q6K => format!("#define SCALES_STEPS\n{}", centre(32.0)),
+        Format::Q8_0 => format!("#define SCALES_HALVES\n{}", centre(128.0)),
+        Format::Mxfp4 => "#define SCALES_EXPONENTS\n#define E2M1\n".to_owned(),
+        Format::Tq2 => format!("#define SCALES_WHOLE\n{}", centre(1.0)),
+        Format::Iq4Nl => format!("#define SCALES_HALVES\n{}{}", centre(IQ4_CENTRE), curve()),
+        Format::Iq4Xs => format!("#define SCALES_SIGNED\n{}{}", centre(IQ4_CENTRE), curve()),
+        Format::F32 | Format::F16 | Format::Bf16 => "#define SCALES_NONE\n".to_owned(),
     };
     format!(
         "#define TERMS {}\n#define SPAN_GROUPS {span_groups}\n#define CODE_BITS {bits}\n#define BLOCK_GROUPS {groups}\n\
          #define SCALE_BYTES {scale_bytes}\n#define GROUP_BYTES {group_bytes}\n#define BLOCK_BYTES {block_bytes}\n{scales}",
         terms as u32
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In f16, as on a card, whether its multiply-adds round once or twice.
+    #[test]
+    fn codes_of_iq4_stand_for_what_the_curve_says() {
+        let numbers = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+        let rounded = |x: f64| f16::from_f64(x).to_f64();
+        for (code, number) in numbers.into_iter().enumerate() {
+            let x = code as f64 - f64::from(IQ4_CENTRE);
+            let (mut once, mut twice) = (0.0, 0.0);
+            for factor in IQ4_CURVE.map(|bits| f16::from_bits(bits).to_f64()) {
+                once = rounded(once * x + factor);
+                twice = rounded(rounded(twice * x) + factor);
+            }
+            for y in [once, twice] {
+                assert_eq!(rounded(rounded(y + 1536.0) - 1536.0), f64::from(number), "code {code}: {y}");
+            }
+        }
+    }
 }
