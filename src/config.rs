@@ -244,6 +244,8 @@ pub struct DeviceConfig {
     pub threads: Option<usize>,
     /// Use the matrix unit of the host's processor where a model's kernels can.
     pub matrix_unit: bool,
+    /// And for causal models.
+    pub matrix_unit_causal: bool,
     /// Make one launch of a causal model's pass of a few rows where the device can.
     pub join_launches: bool,
     /// Time every kernel (costs a few per cent).
@@ -379,6 +381,11 @@ impl DeviceConfig {
     #[must_use]
     pub fn joins(&self) -> bool {
         self.join_launches && !self.profiling
+    }
+
+    /// Whether a causal model may use the matrix unit.
+    pub fn causal_matrix_unit(&self) -> bool {
+        self.matrix_unit && self.matrix_unit_causal
     }
 }
 

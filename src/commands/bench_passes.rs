@@ -76,7 +76,7 @@ pub fn run(options: &Options) -> Result<()> {
         cache: config.device.kv_cache,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
         join: config.device.joins(),
-        matrix_unit: config.device.matrix_unit,
+        matrix_unit: config.device.causal_matrix_unit(),
     };
     let times = |profiling: bool, rounds: u32| -> Result<(Vec<Times>, Causal)> {
         let device = axe::load::open_device(&DeviceConfig { profiling, ..config.device.clone() })?;

@@ -115,6 +115,7 @@ pub(super) fn device(s: &mut Sources, places: &Places) -> Result<DeviceConfig, C
         },
         threads: nonzero(s.integer("device.threads", 0, 0, 4096)?),
         matrix_unit: s.any("device.matrix_unit", true)?,
+        matrix_unit_causal: s.any("device.matrix_unit_causal", false)?,
         join_launches: s.any("device.join_launches", true)?,
         profiling: s.any("device.profiling", false)?,
         pass_timeout: at_least(s, "device.pass_timeout_s", Duration::from_secs(120), 0.05)?,

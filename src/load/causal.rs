@@ -110,7 +110,11 @@ fn cost_key(config: &Config, gguf: &Gguf, info: &DeviceInfo) -> String {
         config.device.threads.map_or("all".to_owned(), |threads| threads.to_string()),
         info.compute_units,
         if config.device.joins() { "joined" } else { "launches" },
-        if config.device.matrix_unit && info.grants_matrix_unit() { "matrix unit" } else { "vectors" },
+        if config.device.causal_matrix_unit() && info.grants_matrix_unit() {
+            "matrix unit"
+        } else {
+            "vectors"
+        },
         env!("CARGO_PKG_VERSION"),
     )
 }

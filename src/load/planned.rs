@@ -115,6 +115,7 @@ pub(super) fn facts(config: &Config, device: &Device, model: ModelFacts, freed: 
             context: config.model.context_length,
             rows: config.device.prefill_chunk,
             matrix_unit: config.device.matrix_unit,
+            matrix_unit_causal: config.device.matrix_unit_causal,
             blocks: config.decode.size,
         },
     }

@@ -66,6 +66,8 @@ pub struct Wanted {
     pub rows: Option<usize>,
     /// `device.matrix_unit`
     pub matrix_unit: bool,
+    /// `device.matrix_unit_causal`
+    pub matrix_unit_causal: bool,
     /// `decode.block_size`
     pub blocks: BlockSize,
 }
@@ -189,13 +191,17 @@ pub fn choose(
 
 /// The family of kernels. Whether the matrix unit's compute what they should, their self-test says at start.
 fn kernels(facts: &Facts) -> (Products, Reason) {
-    let unit = facts.wanted.matrix_unit && facts.device.matrix_unit;
+    let wanted =
+        facts.wanted.matrix_unit && (facts.model.canvas.is_some() || facts.wanted.matrix_unit_causal);
+    let unit = wanted && facts.device.matrix_unit;
     let why = if unit && facts.model.canvas.is_some() {
         "a canvas is many rows, and the processor has AMX"
     } else if unit {
-        "the processor has AMX, for which a few rows are as fast as one"
+        "the processor has AMX, and device.matrix_unit_causal is true"
     } else if !facts.wanted.matrix_unit {
         "device.matrix_unit is false"
+    } else if !wanted {
+        "the fastest for one row; device.matrix_unit_causal is false"
     } else {
         "the device has no matrix unit that may be used"
     };
@@ -497,6 +503,11 @@ mod tests {
     fn the_matrix_unit_is_used_where_there_is_one() {
         let mut facts = facts(4096);
         let products = |facts: &Facts| choose(facts, cost).unwrap().shape.products;
+        assert_eq!(
+            (products(&facts), &*why(&facts, "kernels")),
+            (Products::Vector, "the fastest for one row; device.matrix_unit_causal is false")
+        );
+        facts.wanted.matrix_unit_causal = true;
         assert_eq!(products(&facts), Products::MatrixUnit);
         facts.model.canvas = Some(256);
         assert_eq!(products(&facts), Products::MatrixUnit);

@@ -76,7 +76,7 @@ pub fn cache_dir() -> PathBuf {
 
 /// A model with room for `context` positions, passes of up to `rows` rows, all with logits.
 pub fn open_model(path: &Path, context: usize, rows: usize, cache: CacheKind) -> Causal {
-    open_by(device().info().grants_matrix_unit(), path, context, rows, cache)
+    open_by(false, path, context, rows, cache)
 }
 
 /// The model once for each way to make products that there is here.
@@ -86,11 +86,16 @@ pub fn open_every_way(
     rows: usize,
     cache: CacheKind,
 ) -> impl Iterator<Item = Causal> {
-    let ways: &[bool] = if device().info().grants_matrix_unit() { &[false, true] } else { &[false] };
-    ways.iter().map(move |&unit| open_by(unit, path, context, rows, cache))
+    matrix_units().iter().map(move |&unit| open_by(unit, path, context, rows, cache))
 }
 
-fn open_by(matrix_unit: bool, path: &Path, context: usize, rows: usize, cache: CacheKind) -> Causal {
+/// Without the matrix unit, and with it where it may be used.
+pub fn matrix_units() -> &'static [bool] {
+    if device().info().grants_matrix_unit() { &[false, true] } else { &[false] }
+}
+
+/// The model with the matrix unit or without it.
+pub fn open_by(matrix_unit: bool, path: &Path, context: usize, rows: usize, cache: CacheKind) -> Causal {
     let gguf = Arc::new(Gguf::open(path).unwrap());
     let options = LoadOptions {
         context,

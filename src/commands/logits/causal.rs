@@ -27,7 +27,7 @@ pub(super) fn run(options: &Options, config: &Config, gguf: Arc<Gguf>) -> Result
         cache: options.kv_cache,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
         join: config.device.joins(),
-        matrix_unit: config.device.matrix_unit,
+        matrix_unit: config.device.causal_matrix_unit(),
     };
     let device = axe::load::open_device(&config.device)?;
     let mut model = Causal::load(device, gguf, &load, &mut |_| {})?;
