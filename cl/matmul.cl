@@ -4,7 +4,7 @@
 // At most FEW_ROWS rows. Each work-item prepares the rows for itself (cheap beside its share of the weights) and makes
 // `pairs_each` pairs of tiles. The input starts `at` values into row, branch and new_row, `stride` values a row; the output
 // `y_at` values into y and other, `y_stride` values a row. h, row_sums: local, what pack_few wants; line: local f32
-// [32 * groups].
+// [32 * groups], not used for one row that is prepared in place.
 KERNEL narrow(ITEM global const uchar* weights, global const float* row, global const float* branch,
               global const float* branch_weight, global const float* norm_weight, global float* new_row,
               global const float* other, global float* y, int flags, int finish, int at, int stride, int y_at,
@@ -13,12 +13,13 @@ KERNEL narrow(ITEM global const uchar* weights, global const float* row, global 
     const int item = AT(0), last = min(pairs, (item + 1) * pairs_each);
     const size_t pair_bytes = 2 * tile_bytes(groups);
     int pair = item * pairs_each;
-    for (int t = 0; t < 4; t++) fetch(weights + pair * pair_bytes + t * tile_bytes(groups), AHEAD);
+    for (int t = 0; t < 4; t++) fetch(weights + pair * pair_bytes + t * tile_bytes(groups), FIRST);
+    local float* prepared = rows == 1 && ONE_IN_PLACE ? h : line;
     for (int r = 0; r < rows && !AGAIN; r++) {
         const size_t from = at + (size_t)r * stride;
         prepare_row(row + from, branch + from, branch_weight, norm_weight, new_row + from, item == 0, flags, n,
-                    groups * GROUP, epsilon, line);
-        pack_few(line, h, row_sums, groups, r, rows);
+                    groups * GROUP, epsilon, prepared);
+        pack_few(prepared, h, row_sums, groups, r, rows);
     }
     FEW_ROWS_ON(rows);
 #ifdef FOUR_TILES

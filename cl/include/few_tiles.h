@@ -1,7 +1,10 @@
-// A few rows through tiles by the processor's matrix unit, as few_vectors.h does by vectors: the sums, and their order, of tiles.h.
-// Registers have as many rows as there are, since a product takes as long as it has rows.
+// A few rows through tiles by the processor's matrix unit, as few_vectors.h does by vectors: the sums of tiles.h, in their
+// order. Registers have as many rows as there are: no others are loaded or stored. A product takes as long for one row as
+// for sixteen, and so does unpacking weights.
 
 #define FEW_ROWS 16 // the most rows of `narrow`: of one register
+
+#define ONE_IN_PLACE 0
 
 // One memory for all is what a processor with such a unit has: local memory is like any other.
 #define AS_GLOBAL(p) ((global float*)(size_t)(p))

@@ -1,5 +1,7 @@
 // A few rows through tiles by vectors: what `narrow` does with rows that it has prepared.
 
+#define ONE_IN_PLACE 1 // a single row's line may be h
+
 #define FEW_ROWS_ON(rows)
 #define FEW_ROWS_OFF
 

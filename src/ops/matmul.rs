@@ -407,7 +407,9 @@ impl Kernels {
 fn local_bytes(products: Products, matrix: &Matrix, rows: usize) -> [usize; 3] {
     let row = matrix.groups() * 32 * 4;
     match products {
-        Products::Vector => [row * rows, row / matrix.format.scale_group() * rows, row],
+        Products::Vector => {
+            [row * rows, row / matrix.format.scale_group() * rows, if rows > 1 { row } else { 4 }]
+        }
         // As packed rows.
         Products::MatrixUnit => [row / 2 * 3 * rows, row / matrix.format.scale_group() * rows, row],
     }
