@@ -5,7 +5,7 @@ mod safetensors_support;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{BufWriter, Read, Write};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -584,25 +584,39 @@ fn memory_stays_flat_and_an_interrupt_leaves_no_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     assert!(large(&path("source")) > 600_000_000);
-    let start = |target: &str| {
+    let start = |errors: Stdio| {
         Command::new(env!("CARGO_BIN_EXE_axed"))
-            .args(["convert", "source", target])
+            .args(["convert", "source", "cut"])
             .current_dir(folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(errors)
             .spawn()
             .unwrap()
     };
-    // Interrupted as soon as a file is in place, while the next one is being written.
-    let mut child = start("cut");
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    assert_eq!(lines.next().unwrap().unwrap(), "experts_000.safetensors: written (1 of 5)");
+    // Interrupted once it is at the second file, behind which it cannot come: there is no room to say that it is written.
+    let first = "experts_000.safetensors: written (1 of 5)\n";
+    let (errors, errors_in) = nix::unistd::pipe().unwrap();
+    let room = nix::fcntl::fcntl(&errors_in, nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap() as usize;
+    let filling = vec![b'.'; room - first.len() - 1];
+    assert_eq!(nix::unistd::write(&errors_in, &filling).unwrap(), filling.len());
+    let mut child = start(errors_in.into());
+    let at_second = || {
+        let files = fs::read_dir(path("cut")).into_iter().flatten();
+        files.into_iter().any(|file| file.unwrap().file_name().to_string_lossy().contains("experts_001"))
+    };
+    while !at_second() {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before its second file");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::SIGINT).unwrap();
     assert_eq!(child.wait().unwrap().code(), None, "ended by the signal");
+    let mut said = String::new();
+    File::from(errors).read_to_string(&mut said).unwrap();
+    assert!(said[filling.len()..].starts_with(first), "{said}");
     assert!(matches!(Kind::of(&path("cut")), Err(KindError::Unfinished { .. })));
 
-    let mut child = start("cut");
+    let mut child = start(Stdio::piped());
     let status = PathBuf::from(format!("/proc/{}/status", child.id()));
     let mut peak = 0;
     let code = loop {
