@@ -39,14 +39,21 @@ impl Tools {
 
     /// What the reply of a causal model is held to, if the request forces a call.
     pub(super) async fn form(&self, model: &Arc<Model>) -> Result<Option<Constraint>, ApiError> {
-        let forced: Vec<Value> = match &self.choice {
-            Choice::Auto => return Ok(None),
-            Choice::Required => self.list.clone(),
-            Choice::Named(name) => {
-                let named = self.list.iter().zip(&self.names).filter(|(_, other)| *other == name);
-                named.map(|(tool, _)| tool.clone()).collect()
-            }
+        let is_forced = |name: &String| match &self.choice {
+            Choice::Auto => false,
+            Choice::Required => true,
+            Choice::Named(named) => named == name,
         };
+        let mut forced = Vec::new();
+        for (place, (tool, _)) in
+            self.list.iter().zip(&self.names).enumerate().filter(|(_, (_, name))| is_forced(name))
+        {
+            makes_objects(place, tool)?;
+            forced.push(tool.clone());
+        }
+        if forced.is_empty() {
+            return Ok(None);
+        }
         let Some(template) = model.template.as_ref().filter(|_| model.kind == ModelKind::Causal) else {
             return Ok(None);
         };
@@ -82,6 +89,19 @@ impl Tools {
         }
         Ok(Some(Begun(calls::begun(template.syntax(), name))))
     }
+}
+
+/// Refuses a schema of other things than objects, which arguments are.
+fn makes_objects(place: usize, tool: &Value) -> Result<(), ApiError> {
+    let kind = &tool["function"]["parameters"]["type"];
+    if kind.is_null() || kind == "object" {
+        return Ok(());
+    }
+    let param = format!("tools[{place}].function.parameters");
+    let message = format!(
+        "`{param}`: found the type {kind}, expected \"object\": arguments are one, and `tool_choice` asks for a call"
+    );
+    Err(ApiError::field(param, message))
 }
 
 impl Begun {

@@ -27,7 +27,8 @@ pub(super) fn answer(bytes: &[u8]) -> Option<Vec<u8>> {
         StatusCode::BAD_REQUEST => "the head of the request is not HTTP/1.1",
         StatusCode::URI_TOO_LONG => "the address of the request is too long",
         StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => {
-            "the head of the request is larger than `server.max_head_kib` allows; send fewer or shorter headers"
+            "the head of the request is larger than `server.max_head_kib` allows, or has more than 100 headers; send \
+             fewer or shorter ones"
         }
         _ => return None,
     };

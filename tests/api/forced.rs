@@ -137,3 +137,17 @@ async fn a_call_and_another_form_exclude_each_other() {
     let error = server.refusal(CHAT, &body, 400).await;
     assert_eq!(error["param"], "tool_choice");
 }
+
+#[tokio::test]
+async fn arguments_that_could_be_no_object_are_refused() {
+    let server = server(QWEN, 0).await;
+    for kind in [json!("string"), json!("array"), json!(["object", "null"])] {
+        let mut body = chat(json!("required"), 1);
+        let last = body["tools"].as_array().unwrap().len() - 1;
+        body["tools"][last]["function"]["parameters"] = json!({ "type": kind });
+        let error = server.refusal(CHAT, &body, 400).await;
+        let param = format!("tools[{last}].function.parameters");
+        assert_eq!(error["param"], param.as_str());
+        assert!(error["message"].as_str().unwrap().contains(&kind.to_string()), "{error}");
+    }
+}

@@ -161,6 +161,15 @@ async fn why_a_message_ends_is_told() {
         let streamed = accumulated(&events(&server, &request(more)).await);
         assert_eq!((&streamed["stop_reason"], &streamed["stop_sequence"]), (&json!(reason), &stop));
     }
+    // A stop sequence behind a call is not why the message ends.
+    let reply = "<tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call> bye";
+    let server = Server::speaking(Script::saying(reply), QWEN, &[]).await;
+    let body = || request(json!({"tools": tools(), "stop_sequences": ["bye"]}));
+    let message = server.ask(PATH, &body()).await;
+    let streamed = accumulated(&events(&server, &body()).await);
+    for told in [message, streamed] {
+        assert_eq!((&told["stop_reason"], &told["stop_sequence"]), (&json!("tool_use"), &Value::Null));
+    }
     // Nothing said is still a block.
     let server = Server::start(Script::saying("")).await;
     let message = server.ask(PATH, &request(json!({}))).await;

@@ -64,6 +64,11 @@ fn reason(ended: &Ended) -> &'static str {
     }
 }
 
+/// The stop sequence that is why the message ended.
+fn stop(ended: &Ended) -> Option<&str> {
+    ended.stop.as_deref().filter(|_| reason(ended) == "stop_sequence")
+}
+
 /// What was read from the cache is not counted as input there.
 fn usage(usage: Usage) -> Value {
     json!({
@@ -77,7 +82,7 @@ fn usage(usage: Usage) -> Value {
 impl Teller for Message {
     fn whole(&mut self, blocks: Vec<Block>, ended: &Ended) -> Value {
         let content = blocks.iter().map(|block| self.block(block, true)).collect();
-        self.object(content, reason(ended).into(), ended.stop.clone().into(), usage(ended.usage))
+        self.object(content, reason(ended).into(), stop(ended).into(), usage(ended.usage))
     }
 
     fn begin(&mut self) -> String {
@@ -114,7 +119,7 @@ impl Teller for Message {
     }
 
     fn end(&mut self, ended: &Ended) -> String {
-        let delta = json!({ "stop_reason": reason(ended), "stop_sequence": ended.stop });
+        let delta = json!({ "stop_reason": reason(ended), "stop_sequence": stop(ended) });
         let data = json!({ "type": "message_delta", "delta": delta, "usage": usage(ended.usage) });
         event("message_delta", &data) + &event("message_stop", &json!({ "type": "message_stop" }))
     }
