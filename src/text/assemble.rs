@@ -57,6 +57,14 @@ impl Assembler {
         self.stopped
     }
 
+    /// Whether these bytes would end the reply, if they came next.
+    pub fn would_stop(&self, piece: &[u8]) -> bool {
+        !piece.is_empty()
+            && !self.stops.is_empty()
+            && self.stopped.is_none()
+            && self.clone().push(piece, &mut String::new()).is_some()
+    }
+
     /// Ends the reply: appends what was held back for stop strings to `out` and drops an incomplete character.
     pub fn flush(&mut self, out: &mut String) {
         out.push_str(&self.held);

@@ -216,6 +216,12 @@ impl ReplyText {
                 Segment::Call(_) => {}
             }
         }
+        // White space before a call is no content, but it was written: a stop string that it completes ends the reply.
+        if let Some(calls) = &mut self.calls
+            && self.content.would_stop(calls.spaces())
+        {
+            self.content.push(&calls.take_spaces(), &mut out.content);
+        }
         self.content.stopped().is_some() || self.calls.as_ref().is_some_and(Reader::is_over)
     }
 

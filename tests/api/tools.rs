@@ -216,7 +216,7 @@ async fn a_call_that_is_cut_is_no_call() {
 #[tokio::test]
 async fn stop_strings_do_not_end_calls() {
     let server = qwen(TWO).await;
-    let choice = answer(&server, json!({"stop": ["Zürich", "\n"]})).await;
+    let choice = answer(&server, json!({"stop": ["Zürich", ", \"arg"]})).await;
     assert_eq!(choice["message"]["content"], "Let me see.");
     assert_eq!((calls(&choice["message"]).len(), &choice["finish_reason"]), (2, &json!("tool_calls")));
     let choice = answer(&server, json!({"stop": "see"})).await;
@@ -251,6 +251,27 @@ async fn a_stop_string_in_what_only_began_like_a_call_ends_the_reply() {
     let server = qwen(&TWO[..two]).await;
     let choice = answer(&server, json!({"stop": "\"clock"})).await;
     assert_eq!((calls(&choice["message"]).len(), &choice["finish_reason"]), (1, &json!("tool_calls")));
+}
+
+#[tokio::test]
+async fn white_space_before_a_call_may_hold_a_stop_string() {
+    let server =
+        qwen("One two \n\n<tool_call>{\"name\": \"clock\", \"arguments\": {}}</tool_call>\n\nbye").await;
+    for (stop, content) in [("\n\n", "One two "), (" \n", "One two"), ("two ", "One "), (" \n\n", "One two")]
+    {
+        let choice = answer(&server, json!({"tools": tools(), "stop": [stop]})).await;
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&json!(content), &json!("stop"))
+        );
+        assert!(choice["message"].get("tool_calls").is_none_or(Value::is_null), "{choice}");
+        let (text, calls, reason) = streamed(&server, json!({"tools": tools(), "stop": [stop]})).await;
+        assert_eq!((text.as_str(), reason.as_str()), (content, "stop"));
+        assert!(calls.as_array().is_none_or(Vec::is_empty), "{calls}");
+    }
+    // One that only the text behind it would complete ends nothing.
+    let choice = answer(&server, json!({"tools": tools(), "stop": ["\n\n\n", "\nx"]})).await;
+    assert_eq!(choice["finish_reason"], "tool_calls");
 }
 
 #[tokio::test]

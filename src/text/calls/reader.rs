@@ -109,6 +109,17 @@ impl Reader {
         self.calls
     }
 
+    /// White space that is content only if content follows, for which nobody waits any longer.
+    pub fn take_spaces(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.spaces)
+    }
+
+    /// What [`take_spaces`](Self::take_spaces) would give.
+    #[must_use]
+    pub fn spaces(&self) -> &[u8] {
+        &self.spaces
+    }
+
     /// Ends the call that was begun. True if it was cut.
     fn end(&mut self, out: &mut Vec<Segment>) -> bool {
         let cut = match &mut self.form {
