@@ -5,6 +5,7 @@ mod causal;
 mod checkpoint;
 mod diffusion;
 mod observed;
+mod pace;
 mod planned;
 mod predicted;
 mod profiled;
@@ -17,6 +18,7 @@ mod vocabulary;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use axectl::protocol;
 
@@ -28,6 +30,7 @@ use crate::engine::{Constraints, LoadProgress, Loaded, Loader, Model, ModelKind}
 use crate::ops::Products;
 use crate::text::{ChatTemplate, Tokenizer};
 use observed::{Observed, Pins};
+use pace::Pace;
 use startup::{Choice, Reason};
 
 pub use checkpoint::Checkpoint;
@@ -123,7 +126,14 @@ pub fn load(
     board: &Arc<Board>,
 ) -> Result<Loaded, BackendError> {
     progress.report(0.0, "reading the checkpoint");
-    let load = Load { config, path, progress, board, warnings: RefCell::default() };
+    let load = Load {
+        config,
+        path,
+        progress,
+        board,
+        warnings: RefCell::default(),
+        pace: RefCell::new(Pace::new(Instant::now())),
+    };
     match Checkpoint::open(path)? {
         Checkpoint::Causal(gguf) => causal::load(&gguf, &load),
         Checkpoint::Diffusion(checkpoint) => diffusion::load(&checkpoint, &load),
@@ -138,6 +148,8 @@ struct Load<'a> {
     board: &'a Arc<Board>,
     /// What the operator should know of this model.
     warnings: RefCell<Vec<String>>,
+    /// When the log is told how far it is.
+    pace: RefCell<Pace>,
 }
 
 /// What is there before weights are.
@@ -218,7 +230,11 @@ impl Load<'_> {
     }
 
     fn preparing(&self, share: f32) {
-        self.progress.report(f64::from(share), "preparing kernels and weights");
+        const WHAT: &str = "preparing kernels and weights";
+        if self.pace.borrow_mut().is_due(Instant::now()) {
+            tracing::info!("{WHAT}: {:.0} %", 100.0 * share);
+        }
+        self.progress.report(f64::from(share), WHAT);
     }
 
     /// Hands the model over; the board shows it once it serves.

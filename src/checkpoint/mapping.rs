@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -98,6 +99,19 @@ impl Mapping {
         let released = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
         if let Err(error) = released {
             tracing::debug!(path = %self.path.display(), %error, "the system keeps the pages of a file");
+        }
+    }
+
+    /// Has the system read a part of the file from the disk, without waiting for it. Where it does not, reading is only
+    /// slower.
+    pub fn prefetch(&self, range: Range<usize>) {
+        /// Of a longer wish, Linux reads no more than it would read ahead by itself: by default, so much.
+        const AT_ONCE: usize = 128 << 10;
+        let end = range.end.min(self.map.len());
+        for from in (range.start..end).step_by(AT_ONCE) {
+            if self.map.advise_range(memmap2::Advice::WillNeed, from, AT_ONCE.min(end - from)).is_err() {
+                return;
+            }
         }
     }
 

@@ -20,6 +20,11 @@ impl Span {
         Some(Self { file, range })
     }
 
+    /// Has the system read its bytes from the disk, without waiting for it.
+    pub fn prefetch(&self) {
+        self.file.prefetch(self.range.clone());
+    }
+
     /// No bytes of `file`.
     pub fn none(file: Arc<Mapping>) -> Self {
         Self { file, range: 0..0 }
@@ -118,6 +123,23 @@ impl Rows {
         };
         let bytes = of(&self.bytes, row_bytes)?;
         Some(Rows { name: self.name.clone(), encoding, rows: count, columns: self.columns, bytes })
+    }
+}
+
+impl Rows {
+    /// Has the system read these rows from the disk, without waiting for it.
+    pub fn prefetch(&self, rows: Range<usize>) {
+        match self.part(rows.start, rows.len()) {
+            Some(part) => {
+                part.bytes.prefetch();
+                if let Encoding::W4 { scales, zeros, .. } = &part.encoding {
+                    scales.prefetch();
+                    zeros.prefetch();
+                }
+            }
+            // Rows that do not lie together.
+            None => self.bytes.prefetch(),
+        }
     }
 }
 

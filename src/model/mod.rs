@@ -8,8 +8,10 @@ mod gate_up;
 mod kernels;
 mod keys;
 mod pass;
+mod pieces;
 mod plan;
 mod repack;
+mod sums;
 mod weights;
 mod workload;
 

@@ -1,12 +1,12 @@
 //! From the rows of checkpoints to the tiles of the kernels.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use half::f16;
 use thiserror::Error;
 
 use super::workload::ProductShape;
-use crate::checkpoint::mapping::Mapping;
 use crate::checkpoint::quant::{GgmlType, QuantError, Unpacked, dequantize, unpack_block};
 use crate::checkpoint::rows::{Encoding, Rows, Span};
 use crate::checkpoint::w4::{QuantiseError, pack_codes, quantise_group};
@@ -169,9 +169,40 @@ impl Blueprint {
         self.rows() / TILE
     }
 
-    /// The files that its parts lie in.
-    pub fn files(&self) -> impl Iterator<Item = &Mapping> {
-        self.parts.iter().map(|part| &**part.bytes.file())
+    /// Bytes of one of them.
+    pub fn tile_bytes(&self) -> usize {
+        self.format().tile_bytes(self.columns()).max(1)
+    }
+
+    /// Lets go of what has been read of the files that its parts lie in.
+    pub fn release(&self) {
+        let mut last = None;
+        for file in self.parts.iter().map(|part| part.bytes.file()) {
+            if last.replace(file.path()) != Some(file.path()) {
+                file.release();
+            }
+        }
+    }
+
+    /// Has the system read what so many tiles from `first` on are made of, without waiting for it.
+    pub fn prefetch(&self, first: usize, tiles: usize) {
+        let tops = self.tops();
+        // Parts whose tiles alternate are two at a time.
+        let mut open: Vec<(&Rows, Range<usize>)> = Vec::new();
+        for (rows, row) in (first..first + tiles).filter_map(|tile| self.source(&tops, tile)) {
+            let next = row..(row + TILE).min(rows.rows);
+            match open.iter_mut().find(|(other, _)| std::ptr::eq(*other, rows)) {
+                Some((_, run)) => run.end = run.end.max(next.end),
+                None => {
+                    if open.len() == 2 {
+                        let (rows, run) = open.remove(0);
+                        rows.prefetch(run);
+                    }
+                    open.push((rows, next));
+                }
+            }
+        }
+        open.into_iter().for_each(|(rows, run)| rows.prefetch(run));
     }
 
     /// The part and its first row that a tile shows; none for padding. `tops` are [`Self::tops`].
@@ -193,7 +224,7 @@ impl Blueprint {
     /// # Errors
     /// Rows that are not whole blocks, which checked files do not have; weights to be quantised that are no numbers.
     pub fn write(&self, first: usize, out: &mut [u8]) -> Result<(), RepackError> {
-        let tile_bytes = self.format().tile_bytes(self.columns()).max(1);
+        let tile_bytes = self.tile_bytes();
         let tiles = out.len() / tile_bytes;
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(tiles.max(1));
         let each = tiles.div_ceil(threads).max(1);
@@ -388,15 +419,11 @@ fn check_groups(part: &Rows, row: usize, scales: &[u16], zeros: &[u16]) -> Resul
 fn w4_row(packed: &[u8], scales: &[u16], zeros: &[u16], group: usize, lane: usize, out: &mut [u8]) {
     /// Columns of a block of the kernels' layout; both groups of a file are multiples of it.
     const COLUMNS: usize = 64;
-    let mut codes = [0u8; COLUMNS];
     for (index, bytes) in packed.chunks(COLUMNS / 2).enumerate() {
-        for (pair, byte) in codes.chunks_exact_mut(2).zip(bytes) {
-            (pair[0], pair[1]) = (byte & 15, byte >> 4);
-        }
         let first = index * COLUMNS;
         let at = first / group;
         let scales = Scales { scale: scales[at], offset: zeros[at], ..Scales::default() };
-        Format::W4.put_codes(out, lane, first, &codes, scales);
+        Format::W4.put_nibbles(out, lane, first, bytes, scales);
     }
 }
 
@@ -408,6 +435,7 @@ fn u16s(bytes: &[u8]) -> Vec<u16> {
 #[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+    use crate::checkpoint::mapping::Mapping;
     use std::sync::Arc;
 
     /// A row of 64 columns whose one group has this scale and zero point.

@@ -2,15 +2,21 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, SystemTime};
 
+use nix::sys::statvfs::statvfs;
 use serde::Serialize;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::error::ModelError;
+use super::pieces::each_piece;
 use super::repack::{Blueprint, RepackError};
+use super::sums::sums_of;
 use crate::checkpoint::mapping::Mapping;
 use crate::device::{Device, HostBytes, Purpose};
 use crate::ops::Matrix;
@@ -26,8 +32,6 @@ const TILES: &str = ".tiles";
 const KEPT: usize = 4;
 /// Ends the names of files that are being written.
 const PARTIAL: &str = ".partial";
-/// Bytes repacked between two writes.
-const BOUNCE: usize = 32 << 20;
 
 /// Describes a file of repacked weights, as JSON at its start. A file that says anything else is not used; nor is one
 /// whose matrices do not have the checksums (XXH3, 64 bits each, little-endian) that stand behind the description.
@@ -47,34 +51,79 @@ struct Entry<'a> {
     at: usize,
 }
 
-/// Makes the matrices that `blueprints` describe. `progress` hears the share that is done, 0 to 1. `identity` tells the
-/// checkpoint from every other one.
+/// Makes the matrices that `blueprints` describe, and what `kernels` makes. `progress` hears the share that is done, 0 to
+/// 1. `identity` tells the checkpoint from every other one.
 ///
 /// Where the device works on host memory and there is a cache folder, the tiles go to a file there and are used in
-/// place, now and at later starts; otherwise they are uploaded piece by piece.
+/// place, now and at later starts: that needs no device, and is done while `kernels` compiles and tests. Otherwise they
+/// are uploaded piece by piece.
 ///
 /// # Errors
-/// Too little device memory, or what the device says. A cache folder that cannot be used is only logged.
-pub fn load(
+/// Too little device memory, what the device says, or what `kernels` does. A cache folder that cannot be used is only
+/// logged.
+pub fn load<T>(
     device: &Device,
     identity: &str,
     blueprints: &[Blueprint],
     cache_dir: Option<&Path>,
+    kernels: impl FnOnce() -> Result<T, ModelError>,
     progress: &mut dyn FnMut(f32),
-) -> Result<Vec<Matrix>, ModelError> {
-    if let Some(dir) = cache_dir.filter(|_| device.info().unified_memory) {
-        match tiles_file(identity, blueprints, dir, progress) {
-            Ok((map, starts)) => return wrap(device, blueprints, &map, &starts),
-            Err(CacheFault::Model(error)) => return Err(error),
-            Err(CacheFault::Io(path, error)) => tracing::warn!(
+) -> Result<(Vec<Matrix>, T), ModelError> {
+    let Some(dir) = cache_dir.filter(|_| device.info().unified_memory) else {
+        let kernels = kernels()?;
+        return Ok((upload(device, blueprints, progress)?, kernels));
+    };
+    let (made, kernels) = meanwhile(|tell| tiles_file(identity, blueprints, dir, tell), kernels, progress)?;
+    let matrices = match made {
+        Ok((map, starts)) => wrap(device, blueprints, &map, &starts)?,
+        Err(CacheFault::Model(error)) => return Err(error),
+        Err(CacheFault::Io(path, error)) => {
+            tracing::warn!(
                 path = %path.display(),
                 %error,
                 "cannot keep repacked weights; every start will repack them. Make the folder writable or set \
                  [device] cache_dir"
-            ),
+            );
+            upload(device, blueprints, progress)?
         }
-    }
-    upload(device, blueprints, progress)
+    };
+    Ok((matrices, kernels))
+}
+
+/// What unwinds work that nobody wants any more.
+struct Unwanted;
+
+/// Does `work` on another thread while this one does `own`, and then hands on what `work` tells of its progress. Where
+/// either ends early, so does the other.
+fn meanwhile<W: Send, T, E>(
+    work: impl FnOnce(&mut dyn FnMut(f32)) -> W + Send,
+    own: impl FnOnce() -> Result<T, E>,
+    progress: &mut dyn FnMut(f32),
+) -> Result<(W, T), E> {
+    std::thread::scope(|scope| {
+        let (tell, told) = channel();
+        let worker = scope.spawn(move || {
+            work(&mut |share| {
+                if tell.send(share).is_err() {
+                    resume_unwind(Box::new(Unwanted));
+                }
+            })
+        });
+        let own = match own() {
+            Ok(own) => own,
+            Err(error) => {
+                drop(told);
+                // Unwound, or done: nobody wants it.
+                let _ = worker.join();
+                return Err(error);
+            }
+        };
+        told.iter().for_each(progress);
+        match worker.join() {
+            Ok(work) => Ok((work, own)),
+            Err(panic) => resume_unwind(panic),
+        }
+    })
 }
 
 enum CacheFault {
@@ -107,51 +156,24 @@ fn total_bytes(blueprints: &[Blueprint]) -> usize {
     blueprints.iter().map(Blueprint::bytes).sum::<usize>().max(1)
 }
 
-/// Repacks a matrix piece by piece; `take` gets each piece and where it starts.
-fn pieces<E: From<RepackError>>(
-    blueprint: &Blueprint,
-    mut take: impl FnMut(usize, &[u8]) -> Result<(), E>,
-) -> Result<(), E> {
-    let tile_bytes = blueprint.format().tile_bytes(blueprint.columns()).max(1);
-    let at_once = (BOUNCE / tile_bytes).max(1);
-    let mut bounce = Vec::new();
-    for first in (0..blueprint.tiles()).step_by(at_once) {
-        let tiles = at_once.min(blueprint.tiles() - first);
-        bounce.clear();
-        bounce.resize(tiles * tile_bytes, 0);
-        blueprint.write(first, &mut bounce)?;
-        take(first * tile_bytes, &bounce)?;
-        // What has been repacked is not needed again: memory stays flat whatever the size.
-        let mut last = None;
-        for file in blueprint.files() {
-            if last.replace(file.path()) != Some(file.path()) {
-                file.release();
-            }
-        }
-    }
-    Ok(())
-}
-
 fn upload(
     device: &Device,
     blueprints: &[Blueprint],
     progress: &mut dyn FnMut(f32),
 ) -> Result<Vec<Matrix>, ModelError> {
     let total = total_bytes(blueprints) as f32;
-    let mut done = 0;
-    blueprints
+    let matrices: Vec<Matrix> = blueprints
         .iter()
-        .map(|blueprint| {
-            let buffer = device.alloc(Purpose::Weights, blueprint.bytes())?;
-            pieces(blueprint, |at, bytes| -> Result<(), ModelError> {
-                device.write(&buffer, at, bytes)?;
-                done += bytes.len();
-                progress(done as f32 / total);
-                Ok(())
-            })?;
-            Ok(matrix(blueprint, buffer))
-        })
-        .collect()
+        .map(|blueprint| Ok(matrix(blueprint, device.alloc(Purpose::Weights, blueprint.bytes())?)))
+        .collect::<Result<_, ModelError>>()?;
+    let mut done = 0;
+    each_piece(blueprints, |index, at, bytes| -> Result<(), ModelError> {
+        device.write(&matrices[index].buffer, at, bytes)?;
+        done += bytes.len();
+        progress(done as f32 / total);
+        Ok(())
+    })?;
+    Ok(matrices)
 }
 
 /// The mapped file of tiles and where each matrix starts in it; made if it is not there, says something else or is
@@ -184,19 +206,39 @@ fn tiles_file(
     }
     tracing::info!(path = %path.display(), mib = plan.length >> 20, "repacking weights for this device, once");
     fs::create_dir_all(&dir).map_err(fault)?;
+    // Known now rather than when the disk is full, which others write to as well.
+    if let Some(error) = no_room(&dir, plan.length as u64) {
+        return Err(fault(error));
+    }
     // Under a name that nobody else has: several daemons may be repacking the same model.
     let file = tempfile::Builder::new().suffix(PARTIAL).tempfile_in(&dir).map_err(fault)?;
     plan.write(file.as_file(), progress).map_err(|error| match error {
         PieceFault::Io(error) => fault(error),
         PieceFault::Repack(error) => CacheFault::Model(error.into()),
     })?;
-    // Read before it gets the name, and held from then on: others may drop or replace what has a name.
-    let map = plan
-        .open(file.path(), &mut |_| {})
-        .map_err(|_| fault(io::Error::other("what was written does not read back")))?;
+    // Mapped before it gets the name: others may drop or replace what has one.
+    let (map, _) =
+        plan.map(file.path()).map_err(|_| fault(io::Error::other("what was written does not read back")))?;
     file.persist(&path).map_err(|error| fault(error.error))?;
     drop_leftovers(&dir, &path);
     Ok((map, plan.starts))
+}
+
+/// Bytes of a file system that a file of tiles leaves to others.
+const SPARE: u64 = 1 << 30;
+
+/// What keeps a file of that length from being written to a folder, if that is known.
+fn no_room(dir: &Path, length: u64) -> Option<io::Error> {
+    let of = statvfs(dir).ok()?;
+    #[allow(clippy::unnecessary_cast)] // other systems count in other types
+    let free = (of.blocks_available() as u64).saturating_mul(of.fragment_size() as u64);
+    // Small models never needed to ask.
+    (length > SPARE && free < length.saturating_add(SPARE)).then(|| {
+        io::Error::new(
+            io::ErrorKind::StorageFull,
+            format!("{} MiB are free, and {} MiB are needed", free >> 20, (length + SPARE) >> 20),
+        )
+    })
 }
 
 /// Why a file of tiles is not used.
@@ -251,24 +293,37 @@ impl<'a> Plan<'a> {
 
     /// The file at `path`, if all of it is as this plan says.
     fn open(&self, path: &Path, progress: &mut dyn FnMut(f32)) -> Result<Arc<Mapping>, Unusable> {
+        let (map, sums) = self.map(path)?;
+        let total = total_bytes(self.blueprints) as f32;
+        let mut done = 0;
+        sums_of(&map, &self.ranges(), |matrix, sum| {
+            if sum.to_le_bytes() != sums[8 * matrix..][..8] {
+                return Err(Unusable::Damaged(self.blueprints[matrix].name.clone()));
+            }
+            done += self.blueprints[matrix].bytes();
+            progress(done as f32 / total);
+            Ok(())
+        })?;
+        Ok(map)
+    }
+
+    /// The file at `path`, if it has the length and the description that this plan says, and the checksums that stand in it.
+    fn map(&self, path: &Path) -> Result<(Arc<Mapping>, Vec<u8>), Unusable> {
         if !path.exists() {
             return Err(Unusable::Missing);
         }
         let map = Mapping::open(path).map_err(|_| Unusable::Other)?;
         let bytes: &[u8] = map.as_ref();
         let sums = bytes.strip_prefix(&self.description[..]).filter(|_| bytes.len() == self.length);
-        let sums = sums.ok_or(Unusable::Other)?;
-        let total = total_bytes(self.blueprints) as f32;
-        let mut done = 0;
-        for ((blueprint, &at), sum) in self.blueprints.iter().zip(&self.starts).zip(sums.chunks_exact(8)) {
-            let data = bytes.get(at..at + blueprint.bytes()).unwrap_or_default();
-            if xxh3_64(data).to_le_bytes() != *sum {
-                return Err(Unusable::Damaged(blueprint.name.clone()));
-            }
-            done += data.len();
-            progress(done as f32 / total);
-        }
-        Ok(Arc::new(map))
+        let sums =
+            sums.and_then(|sums| sums.get(..8 * self.blueprints.len())).ok_or(Unusable::Other)?.to_vec();
+        Ok((Arc::new(map), sums))
+    }
+
+    /// Where each matrix lies.
+    fn ranges(&self) -> Vec<Range<usize>> {
+        let ends = self.blueprints.iter().zip(&self.starts);
+        ends.map(|(blueprint, &at)| at..at + blueprint.bytes()).collect()
     }
 
     /// Writes the file: matrices first, then what makes it usable.
@@ -276,18 +331,16 @@ impl<'a> Plan<'a> {
         use std::os::unix::fs::FileExt;
         let total = total_bytes(self.blueprints) as f32;
         let mut done = 0;
+        let mut sums: Vec<Xxh3> = self.blueprints.iter().map(|_| Xxh3::new()).collect();
+        each_piece(self.blueprints, |matrix, at, bytes| -> Result<(), PieceFault> {
+            sums[matrix].update(bytes);
+            file.write_all_at(bytes, (self.starts[matrix] + at) as u64).map_err(PieceFault::Io)?;
+            done += bytes.len();
+            progress(done as f32 / total);
+            Ok(())
+        })?;
         let mut first_bytes = self.description.clone();
-        for (blueprint, &start) in self.blueprints.iter().zip(&self.starts) {
-            let mut sum = Xxh3::new();
-            pieces(blueprint, |at, bytes| -> Result<(), PieceFault> {
-                sum.update(bytes);
-                file.write_all_at(bytes, (start + at) as u64).map_err(PieceFault::Io)?;
-                done += bytes.len();
-                progress(done as f32 / total);
-                Ok(())
-            })?;
-            first_bytes.extend_from_slice(&sum.digest().to_le_bytes());
-        }
+        first_bytes.extend(sums.iter().flat_map(|sum| sum.digest().to_le_bytes()));
         file.set_len(self.length as u64).map_err(PieceFault::Io)?;
         file.write_all_at(&first_bytes, 0).map_err(PieceFault::Io)?;
         // The name must never stand for bytes that a power cut took.
@@ -388,6 +441,45 @@ mod tests {
         assert!((*made(&identity, &blueprints, dir.path()).1).as_ref() == whole);
         drop(sound);
         assert_eq!(names(dir.path()).len(), 1, "nothing half-written stays");
+    }
+
+    #[test]
+    fn work_is_done_beside_and_ends_with_what_it_is_for() {
+        // More is told than anybody could wait for.
+        let endless = |tell: &mut dyn FnMut(f32)| {
+            loop {
+                tell(0.5);
+            }
+        };
+        let refused: Result<((), ()), &str> = meanwhile(endless, || Err("no"), &mut |_| {});
+        assert_eq!(refused, Err("no"));
+        let stopped = std::panic::catch_unwind(|| {
+            meanwhile::<(), (), ()>(endless, || Ok(()), &mut |_| resume_unwind(Box::new(7u8)))
+        });
+        assert_eq!(stopped.unwrap_err().downcast_ref::<u8>(), Some(&7));
+        let mut told = Vec::new();
+        let both = meanwhile(
+            |tell| {
+                tell(0.25);
+                tell(1.0);
+                3
+            },
+            || Ok::<_, ()>(4),
+            &mut |share| told.push(share),
+        );
+        assert_eq!((both, told), (Ok((3, 4)), vec![0.25, 1.0]));
+    }
+
+    #[test]
+    fn a_disk_without_room_is_told_before_it_is_full() {
+        let dir = tempfile::tempdir().unwrap();
+        for length in [0, 1 << 20, SPARE] {
+            assert!(no_room(dir.path(), length).is_none());
+        }
+        let error = no_room(dir.path(), 1 << 60).unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(error.to_string().contains("1099511628800 MiB are needed"), "{error}");
+        assert!(no_room(Path::new("/nonesuch/nor/this"), 1 << 60).is_none());
     }
 
     #[test]

@@ -304,12 +304,21 @@ impl Format {
         }
     }
 
+    /// As [`put_codes`](Self::put_codes) for a format of 4-bit codes with nothing above them, which lie two a byte, the lower
+    /// nibble first: four bytes of them are a word of a tile as they are.
+    pub fn put_nibbles(self, tile: &mut [u8], lane: usize, first: usize, packed: &[u8], scales: Scales<'_>) {
+        self.put_codes(tile, lane, first, &[], scales);
+        for (g, group) in packed.chunks_exact(GROUP / 2).enumerate() {
+            let (_, base) = self.place(first + g * GROUP);
+            put_elements::<4>(&mut tile[base..base + self.group_bytes()], lane, group);
+        }
+    }
+
     /// Puts plain numbers of one row (little-endian elements of F32, F16 or BF16) into a tile, from column 0 on.
     pub fn put_numbers(self, tile: &mut [u8], lane: usize, elements: &[u8]) {
-        let size = self.group_bytes() / GROUP / TILE;
-        for (column, element) in elements.chunks_exact(size).enumerate() {
-            let at = (column * TILE + lane) * size;
-            tile[at..at + size].copy_from_slice(element);
+        match self {
+            Self::F32 => put_elements::<4>(tile, lane, elements),
+            _ => put_elements::<2>(tile, lane, elements),
         }
     }
 
@@ -358,6 +367,15 @@ impl Format {
     }
 }
 
+/// Puts elements of `N` bytes where those of a lane stand: every sixteenth.
+fn put_elements<const N: usize>(tile: &mut [u8], lane: usize, elements: &[u8]) {
+    let (places, _) = tile.as_chunks_mut::<N>();
+    let (elements, _) = elements.as_chunks::<N>();
+    for (place, element) in places.iter_mut().skip(lane).step_by(TILE).zip(elements) {
+        *place = *element;
+    }
+}
+
 /// The scale that an exponent of MXFP4 stands for: 2^(exponent - 128), halved because the codebook's numbers are doubled.
 fn power(exponent: u8) -> f32 {
     let bits = match exponent {
@@ -365,4 +383,25 @@ fn power(exponent: u8) -> f32 {
         _ => (u32::from(exponent) - 1) << 23,
     };
     f32::from_bits(bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nibbles_that_lie_as_in_files_become_the_codes_they_are() {
+        let packed: Vec<u8> = (0..32).map(|at| (at * 37 + 11) as u8).collect();
+        let codes: Vec<u8> = packed.iter().flat_map(|byte| [byte & 15, byte >> 4]).collect();
+        for lane in [0, 7, TILE - 1] {
+            for first in [0, 64, 128] {
+                let scales = Scales { scale: 0x2c01, offset: 0x4703, ..Scales::default() };
+                let mut tiles = [(); 2].map(|()| vec![0; Format::W4.tile_bytes(192)]);
+                Format::W4.put_codes(&mut tiles[0], lane, first, &codes, scales);
+                Format::W4.put_nibbles(&mut tiles[1], lane, first, &packed, scales);
+                assert_eq!(tiles[0], tiles[1], "lane {lane}, column {first}");
+                assert!(tiles[0].iter().any(|&byte| byte != 0));
+            }
+        }
+    }
 }
