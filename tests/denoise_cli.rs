@@ -144,6 +144,29 @@ fn a_benchmark_s_prompt_is_bounded() {
 }
 
 #[test]
+fn a_benchmark_times_passes_at_a_depth_and_counts_their_launches() {
+    let model = fixture("tiny-diffusion");
+    let arguments = ["bench-denoise", "--model", text(&model), "--prompt", "40", "--steps", "2"];
+    for at in ["0", "900"] {
+        let (code, out, err) = command(&[&arguments[..], &["--at", at, "--json"]].concat());
+        assert_eq!(code, 0, "{err}");
+        let found: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(found["at"].to_string(), at);
+        // 6 before the layers, 18 for each of 4, one behind them and the head's 2.
+        assert_eq!(found["launches_per_step"], 6 + 4 * 18 + 1 + 2, "{out}");
+        assert!(
+            found["step_s"].as_f64().unwrap() > 0.0 && found["encode_s"].as_f64().unwrap() > 0.0,
+            "{out}"
+        );
+    }
+    let (code, out, _) = command(&[&arguments[..], &["--at", "900"]].concat());
+    assert!(code == 0 && out.contains("40 tokens at 900") && out.contains("; 81 launches)"), "{out}");
+    let (code, _, err) = command(&[&arguments[..], &["--at", "2000"]].concat());
+    assert_eq!(code, 1);
+    assert!(err.contains("2040 tokens and a canvas are more than the 2048 of the model"), "{err}");
+}
+
+#[test]
 fn recorded_runs_are_replayed_and_the_first_difference_is_told() {
     let (model, manifest) = (fixture("diffusion-random/model"), fixture("diffusion-random/manifest.json"));
     for name in ["short", "long", "two_canvases"] {

@@ -255,7 +255,8 @@ pub fn profile(profile: &Profile) -> String {
             .to_owned();
     }
     let total: u64 = profile.kernels.iter().map(|kernel| kernel.total_ns).sum();
-    let mut table = table(["KERNEL", "LAUNCHES", "TOTAL", "MEAN", "SHARE", "READ", "OF LIMIT"], 1..7);
+    let mut table =
+        table(["KERNEL", "LAUNCHES", "TOTAL", "MEAN", "WAITED", "SHARE", "READ", "OF LIMIT"], 1..8);
     for kernel in &profile.kernels {
         let mean = kernel.total_ns as f64 / kernel.launches.max(1) as f64;
         table.add_row([
@@ -263,6 +264,7 @@ pub fn profile(profile: &Profile) -> String {
             kernel.launches.to_string(),
             format!("{:.1} ms", kernel.total_ns as f64 / 1e6),
             format!("{:.1} us", mean / 1e3),
+            format!("{:.1} ms", kernel.waited_ns as f64 / 1e6),
             format!("{:.1} %", 100.0 * kernel.total_ns as f64 / total.max(1) as f64),
             if kernel.bytes == 0 { "-".to_owned() } else { bytes(kernel.bytes) },
             profile
@@ -519,6 +521,7 @@ b           waiting      40        8          0  1.5 s
             total_ns,
             bytes,
             operations,
+            waited_ns: total_ns / 10,
         };
         let shown = profile(&Profile {
             enabled: true,
@@ -530,9 +533,9 @@ b           waiting      40        8          0  1.5 s
         assert_eq!(
             shown,
             "\
-KERNEL  LAUNCHES   TOTAL       MEAN   SHARE      READ  OF LIMIT
-gemv           2  3.0 ms  1500.0 us  75.0 %  28.6 MiB      50 %
-norm           2  1.0 ms   500.0 us  25.0 %         -         -
+KERNEL  LAUNCHES   TOTAL       MEAN  WAITED   SHARE      READ  OF LIMIT
+gemv           2  3.0 ms  1500.0 us  0.3 ms  75.0 %  28.6 MiB      50 %
+norm           2  1.0 ms   500.0 us  0.1 ms  25.0 %         -         -
 
 Request  chatcmpl-1
 Limits   reading 20.0 GB/s, computing 100 GFLOP/s, measured on this device"

@@ -27,6 +27,10 @@ pub struct Options {
     /// Tokens of the prompt.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(..=1 << 28))]
     pub prompt: u32,
+    /// Positions before the prompt that count as encoded: they are filled with one number, which takes as long to look at as
+    /// any other.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1 << 28))]
+    pub at: u32,
     /// Denoising steps that are timed.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub steps: u32,
@@ -44,13 +48,13 @@ pub fn run(options: &Options) -> Result<()> {
     axe::device::runtime::locate(config.device.threads)?;
     let checkpoint = DiffusionCheckpoint::open(&options.model)?;
     let trained = checkpoint.config()?;
-    let tokens = options.prompt as usize;
-    if tokens + trained.canvas > trained.context {
-        bail!("{tokens} tokens and a canvas are more than the {} of the model", trained.context);
+    let (tokens, at) = (options.prompt as usize, options.at as usize);
+    if at + tokens + trained.canvas > trained.context {
+        bail!("{} tokens and a canvas are more than the {} of the model", at + tokens, trained.context);
     }
     let rows = config.device.prefill_chunk.unwrap_or(axe::load::DEFAULT_CHUNK);
     let load = DiffusionOptions {
-        context: tokens.max(1),
+        context: (at + tokens).max(1),
         rows,
         vocabulary: None,
         cache: config.device.kv_cache,
@@ -64,9 +68,13 @@ pub fn run(options: &Options) -> Result<()> {
     let mut model = DiffusionGemma::load(device, &checkpoint, &load, &mut |_| {})?;
     let load_s = began.elapsed().as_secs_f64();
     let prompt = ids(1, tokens, trained.vocabulary);
-    let encode_s = (0..3).map(|_| encode(&mut model, &prompt)).collect::<Result<Vec<_>>>()?;
+    if at > 0 {
+        model.fill_cache()?;
+    }
+    let encode_s = (0..3).map(|_| encode(&mut model, &prompt, at)).collect::<Result<Vec<_>>>()?;
     let canvas = ids(2, trained.canvas, trained.vocabulary);
     let (mut step_s, mut step_cpu_s) = (Vec::new(), Vec::new());
+    let mut before_steps = 0;
     for step in 0..=options.steps {
         let how = DenoiseStep {
             first: step == 0,
@@ -78,8 +86,12 @@ pub fn run(options: &Options) -> Result<()> {
             barred: Vec::new(),
         };
         let (began, before) = (Instant::now(), processor_s()?);
-        let choices: Vec<RowChoice> = model.denoise(&canvas, prompt.len(), &how)?;
-        if step > 0 {
+        let choices: Vec<RowChoice> = model.denoise(&canvas, at + tokens, &how)?;
+        // What is counted are the other steps.
+        if step == 0 {
+            model.device().reset_profile();
+            before_steps = model.device().calls().launches;
+        } else {
             step_s.push(began.elapsed().as_secs_f64());
             step_cpu_s.push(processor_s()? - before);
         }
@@ -87,6 +99,7 @@ pub fn run(options: &Options) -> Result<()> {
             bail!("the model answered {} rows of a canvas of {}", choices.len(), canvas.len());
         }
     }
+    let launches = (model.device().calls().launches - before_steps) / u64::from(options.steps);
     let memory = Memory::of(model.device());
     let (encode, step, step_cpu) = (median(encode_s), median(step_s), median(step_cpu_s));
     let (peak, private) = (resident("VmHWM:")?, resident("RssAnon:")?);
@@ -99,6 +112,8 @@ pub fn run(options: &Options) -> Result<()> {
                 "step_s": step,
                 "step_cpu_s": step_cpu,
                 "canvas": trained.canvas,
+                "at": at,
+                "launches_per_step": launches,
                 "device_bytes": memory.weights + memory.kv_cache + memory.scratch,
                 "weights_bytes": memory.weights,
                 "peak_resident_bytes": peak,
@@ -109,12 +124,12 @@ pub fn run(options: &Options) -> Result<()> {
             writeln!(out, "load             {load_s:.2} s")?;
             writeln!(
                 out,
-                "encode           {encode:.3} s ({tokens} tokens, {:.0} t/s)",
+                "encode           {encode:.3} s ({tokens} tokens at {at}, {:.0} t/s)",
                 tokens as f64 / encode
             )?;
             writeln!(
                 out,
-                "denoising step   {step:.3} s ({} positions, median of {})",
+                "denoising step   {step:.3} s ({} positions, median of {}; {launches} launches)",
                 trained.canvas, options.steps
             )?;
             let mib = |bytes: u64| bytes >> 20;
@@ -127,13 +142,26 @@ pub fn run(options: &Options) -> Result<()> {
             )?;
             writeln!(out, "resident         {} MiB at most, {} MiB of it private", mib(peak), mib(private))?;
         }
-        for time in model.device().profile()? {
+        let times = model.device().profile()?;
+        let waited: u64 = times.iter().map(|time| time.waited_ns).sum();
+        if !times.is_empty() && !options.json {
+            let share =
+                100.0 * waited as f64 / (times.iter().map(|time| time.total_ns).sum::<u64>() + waited) as f64;
+            writeln!(
+                out,
+                "gaps             {share:.2} % of the time of all steps' launches, in which none ran"
+            )?;
+        }
+        for time in times {
             let ms = time.total_ns as f64 / 1e6;
             if ms > 0.0 && !options.json {
                 writeln!(
                     out,
-                    "{ms:10.1} ms {:6} launches  {}: {}",
-                    time.launches, time.program, time.kernel
+                    "{ms:10.1} ms {:8.1} ms waited {:6} launches  {}: {}",
+                    time.waited_ns as f64 / 1e6,
+                    time.launches,
+                    time.program,
+                    time.kernel
                 )?;
             }
         }
@@ -141,12 +169,12 @@ pub fn run(options: &Options) -> Result<()> {
     })
 }
 
-/// Encodes the whole prompt from the start and waits; seconds.
-fn encode(model: &mut DiffusionGemma, prompt: &[u32]) -> Result<f64> {
+/// Encodes the whole prompt from position `start` on and waits; seconds.
+fn encode(model: &mut DiffusionGemma, prompt: &[u32], start: usize) -> Result<f64> {
     let began = Instant::now();
     let rows = model.rows();
     for (part, tokens) in prompt.chunks(rows).enumerate() {
-        model.encode(tokens, part * rows)?;
+        model.encode(tokens, start + part * rows)?;
     }
     model.device().finish()?;
     Ok(began.elapsed().as_secs_f64())

@@ -32,6 +32,9 @@ pub struct Options {
     /// Positions that are in the cache already.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(..=1 << 24))]
     pub at: u32,
+    /// Do not encode them: fill the cache with one number, which takes as long to look at as any other.
+    #[arg(long)]
+    pub filled: bool,
     /// Passes of each width.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub rounds: u32,
@@ -81,7 +84,7 @@ pub fn run(options: &Options) -> Result<()> {
     let times = |profiling: bool, rounds: u32| -> Result<(Vec<Times>, Causal)> {
         let device = axe::load::open_device(&DeviceConfig { profiling, ..config.device.clone() })?;
         let mut model = Causal::load(device, Arc::clone(&gguf), &load, &mut |_| {})?;
-        Ok((measure(&mut model, &widths, at, rounds)?, model))
+        Ok((measure(&mut model, &widths, at, options.filled, rounds)?, model))
     };
     // One model after the other: there may not be room for two.
     let (mut found, model) = times(config.device.profiling, options.rounds)?;
@@ -97,12 +100,16 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// Times `rounds` passes of each width behind `at` positions.
-fn measure(model: &mut Causal, widths: &[usize], at: usize, rounds: u32) -> Result<Vec<Times>> {
+fn measure(model: &mut Causal, widths: &[usize], at: usize, filled: bool, rounds: u32) -> Result<Vec<Times>> {
     let ids: Vec<u32> =
         (0..model.context()).map(|row| noise::initial(1, 0, row, model.config().vocabulary)).collect();
     let rows = model.rows();
-    for (part, tokens) in ids[..at].chunks(rows).enumerate() {
-        model.forward(tokens, part * rows, Logits::None)?;
+    if filled {
+        model.fill_cache()?;
+    } else {
+        for (part, tokens) in ids[..at].chunks(rows).enumerate() {
+            model.forward(tokens, part * rows, Logits::None)?;
+        }
     }
     let mut times: Vec<Times> = widths.iter().map(|_| Times::default()).collect();
     for round in 0..=rounds {

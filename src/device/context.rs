@@ -44,6 +44,17 @@ pub struct Device {
     pub(super) shared: Rc<Shared>,
 }
 
+/// How often a device was asked for what costs a round trip or the start of something.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// Kernels that were put on the queue.
+    pub launches: u64,
+    /// Times that the host waited for bytes of the device, copied or mapped.
+    pub reads: u64,
+    /// Times that bytes of the host were copied to it.
+    pub writes: u64,
+}
+
 /// Stands in [`Shared::mapped`] for one mapping that writes.
 const EXCLUSIVE: u32 = u32::MAX;
 
@@ -54,6 +65,7 @@ pub(super) struct Shared {
     pub(super) ledger: Ledger,
     pub(super) cache: Option<BinaryCache>,
     pub(super) profiler: Option<RefCell<Profiler>>,
+    pub(super) calls: Cell<Calls>,
     checks: RefCell<Checks>,
     /// How many closures look at mapped memory; [`EXCLUSIVE`] while one writes it. The host may hold a slice of device
     /// memory only while nothing runs, and a writable one only while there is no other.
@@ -63,6 +75,12 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    pub(super) fn count(&self, count: impl FnOnce(&mut Calls)) {
+        let mut calls = self.calls.get();
+        count(&mut calls);
+        self.calls.set(calls);
+    }
+
     /// Refuses work while the host holds a slice of device memory.
     pub(super) fn refuse_if_mapped(&self, operation: &'static str) -> Result<(), DeviceError> {
         if self.mapped.get() == 0 { Ok(()) } else { Err(DeviceError::Mapped { operation }) }
@@ -143,6 +161,7 @@ impl Device {
                 ledger: Ledger::new(budget),
                 cache,
                 profiler,
+                calls: Cell::default(),
                 checks: RefCell::default(),
                 mapped: Cell::new(0),
                 queue,
@@ -154,6 +173,11 @@ impl Device {
     /// What the device says about itself.
     pub fn info(&self) -> &DeviceInfo {
         &self.shared.info
+    }
+
+    /// What it was asked for since it was opened.
+    pub fn calls(&self) -> Calls {
+        self.shared.calls.get()
     }
 
     /// Bytes in buffers, by purpose.
@@ -304,6 +328,7 @@ impl Device {
         if data.is_empty() {
             return Ok(());
         }
+        self.shared.count(|calls| calls.writes += 1);
         // SAFETY: queue and buffer are live and of one context, the range lies in the buffer, and `data` outlives
         // the call, which blocks until the copy is done.
         let done = unsafe {
@@ -334,6 +359,7 @@ impl Device {
         if out.is_empty() {
             return Ok(());
         }
+        self.shared.count(|calls| calls.reads += 1);
         // SAFETY: queue and buffer are live and of one context, the range lies in the buffer, and `out` is ours alone
         // until the call returns, which blocks until the copy is done.
         let done = unsafe {
@@ -578,6 +604,7 @@ impl<'a> Mapping<'a> {
         len: usize,
     ) -> Result<Self, DeviceError> {
         let mut address = ptr::null_mut();
+        device.count(|calls| calls.reads += 1);
         // SAFETY: queue and buffer are live and of one context, and the callers checked the range.
         let done = unsafe {
             let queue = device.queue.get();

@@ -171,6 +171,7 @@ fn enqueue(
     work: Work,
 ) -> Result<(), DeviceError> {
     fault::strike(&kernel.name)?;
+    shared.count(|calls| calls.launches += 1);
     let mut event = ptr::null_mut();
     let wanted: *mut sys::cl_event = if shared.profiler.is_some() { &raw mut event } else { ptr::null_mut() };
     // SAFETY: queue and kernel are live and of one context; the sizes have `dims` numbers each; the callers set all

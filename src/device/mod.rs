@@ -21,7 +21,7 @@ pub mod runtime;
 pub use axectl::sensors as telemetry;
 
 pub use checks::Check;
-pub use context::{Device, DeviceOptions};
+pub use context::{Calls, Device, DeviceOptions};
 pub use discover::{DeviceInfo, DeviceKind, DeviceSelector, ListedDevice, list_devices};
 pub use error::{ClCode, DeviceError};
 pub use launch::{Arg, Launch, Work};

@@ -28,6 +28,9 @@ pub struct KernelTime {
     pub bytes: u64,
     /// f32 operations of all launches; 0 where nobody said.
     pub operations: u64,
+    /// Nanoseconds before its launches in which they were on the queue and no other launch ran: what starting them takes,
+    /// or a copy in between.
+    pub waited_ns: u64,
 }
 
 struct Slot {
@@ -37,6 +40,7 @@ struct Slot {
     total_ns: u64,
     bytes: u64,
     operations: u64,
+    waited_ns: u64,
 }
 
 /// Adds up event times by kernel; a kernel is known by the slot it got when it was created.
@@ -44,6 +48,8 @@ struct Slot {
 pub(super) struct Profiler {
     slots: Vec<Slot>,
     pending: Vec<(usize, Handle)>,
+    /// When the last launch that is added up ended, by the device's clock.
+    ended: cl_ulong,
 }
 
 impl Profiler {
@@ -52,7 +58,15 @@ impl Profiler {
         let known = self.slots.iter().position(|slot| slot.program == *program && slot.kernel == *kernel);
         known.unwrap_or_else(|| {
             let (program, kernel) = (Rc::clone(program), Rc::clone(kernel));
-            self.slots.push(Slot { program, kernel, launches: 0, total_ns: 0, bytes: 0, operations: 0 });
+            self.slots.push(Slot {
+                program,
+                kernel,
+                launches: 0,
+                total_ns: 0,
+                bytes: 0,
+                operations: 0,
+                waited_ns: 0,
+            });
             self.slots.len() - 1
         })
     }
@@ -90,9 +104,12 @@ impl Profiler {
                     .map_err(|code| DeviceError::from_call("reading a kernel's time", code))
             };
             let (start, end) = (time(cl::CL_PROFILING_COMMAND_START)?, time(cl::CL_PROFILING_COMMAND_END)?);
+            let could_start = time(cl::CL_PROFILING_COMMAND_QUEUED)?.max(self.ended);
+            self.ended = self.ended.max(end);
             if let Some(slot) = self.slots.get_mut(slot) {
                 slot.launches += 1;
                 slot.total_ns = slot.total_ns.saturating_add(end.saturating_sub(start));
+                slot.waited_ns = slot.waited_ns.saturating_add(start.saturating_sub(could_start));
             }
         }
         Ok(())
@@ -112,6 +129,7 @@ impl Profiler {
                 total_ns: slot.total_ns,
                 bytes: slot.bytes,
                 operations: slot.operations,
+                waited_ns: slot.waited_ns,
             })
             .collect();
         totals.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.kernel.cmp(&b.kernel)));
@@ -123,6 +141,7 @@ impl Profiler {
         self.pending.clear();
         for slot in &mut self.slots {
             (slot.launches, slot.total_ns, slot.bytes, slot.operations) = (0, 0, 0, 0);
+            slot.waited_ns = 0;
         }
     }
 }

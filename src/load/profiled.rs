@@ -48,6 +48,7 @@ impl Profiled {
                         total_ns: time.total_ns,
                         bytes: time.bytes,
                         operations: time.operations,
+                        waited_ns: time.waited_ns,
                     })
                     .collect(),
             }),

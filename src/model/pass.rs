@@ -37,6 +37,16 @@ impl Pass {
         &self.layer_ends
     }
 
+    /// The kernels of its launches, those of each layer by themselves: what comes before the first layer is among the
+    /// first's, and what comes behind the last layer follows.
+    pub fn kernels_by_layer(&self) -> Vec<Vec<String>> {
+        let names: Vec<String> =
+            self.launches.iter().map(|launch| launch.kernel().name().to_owned()).collect();
+        let starts = std::iter::once(0).chain(self.layer_ends.iter().copied());
+        let ends = self.layer_ends.iter().copied().chain(std::iter::once(names.len()));
+        starts.zip(ends).map(|(start, end)| names[start..end].to_vec()).collect()
+    }
+
     /// Leaves the first `count` launches.
     pub fn truncate(&mut self, count: usize) {
         self.launches.truncate(count);

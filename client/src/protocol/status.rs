@@ -227,6 +227,9 @@ pub struct KernelTime {
     /// f32 operations of all launches; 0 where they are not counted.
     #[serde(default)]
     pub operations: u64,
+    /// Nanoseconds before its launches in which they were on the queue and no other ran.
+    #[serde(default)]
+    pub waited_ns: u64,
 }
 
 impl KernelTime {

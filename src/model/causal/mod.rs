@@ -153,18 +153,19 @@ impl Causal {
         let products = unit.as_ref().map_or(Products::Vector, Kernels::products);
         let rows_with = |products| parts.scratch_rows(&config, options, products);
         parts.plan(&config, &strides, options, rows_with(products)).check(&device, options.context)?;
-        let kernels =
-            kernels::tested(&device, unit, |kernels| Self::test(&device, kernels, &config, &parts, options))?;
-        let scratch_rows = rows_with(kernels.products());
-        let fell_back = products != kernels.products();
-        progress(0.05);
-        let matrices = weights::load(
+        let kernels = || {
+            kernels::tested(&device, unit, |kernels| Self::test(&device, kernels, &config, &parts, options))
+        };
+        let (matrices, kernels) = weights::load(
             &device,
             &gguf.identity().to_string(),
             &parts.blueprints,
             options.cache_dir.as_deref(),
+            kernels,
             &mut |share| progress(0.05 + 0.9 * share),
         )?;
+        let scratch_rows = rows_with(kernels.products());
+        let fell_back = products != kernels.products();
         let vectors = parts.vectors.iter().map(|values| layer::vector(&device, values));
         let vectors = vectors.collect::<Result<Vec<_>, ModelError>>()?;
         let tables = config.ropes.iter().zip(&parts.divisors);
@@ -356,6 +357,16 @@ impl Causal {
         self.prepared.get(&(rows, logits)).map_or(0, Pass::len)
     }
 
+    /// The kernels of a pass in the order of its launches, layer by layer: the first layer's with those before it, and
+    /// those behind the last. Passes of a few rows may be one launch that does all of this: see
+    /// [`launches`](Self::launches).
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn pass_kernels(&self, rows: usize, logits: Logits) -> Result<Vec<Vec<String>>, ModelError> {
+        Ok(builder::pass(self, rows, logits)?.kernels_by_layer())
+    }
+
     /// Waits for the device and shows the logits of a row: of row 0 after [`Logits::Last`], of any after
     /// [`Logits::All`].
     ///
@@ -382,6 +393,15 @@ impl Causal {
     /// What the device says.
     pub fn choices(&self) -> Result<Vec<RowTop>, ModelError> {
         Ok(read_choices(&self.device, &self.scratch.choices, self.rows_with_logits)?)
+    }
+
+    /// Fills the cache of all positions with one small number, so that passes at any position can be timed without
+    /// encoding what is before it.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn fill_cache(&mut self) -> Result<(), ModelError> {
+        Ok(self.layers.iter().try_for_each(|layer| layer.cache.fill(&self.device))?)
     }
 
     fn embed(&mut self, tokens: &[u32]) -> Result<(), ModelError> {

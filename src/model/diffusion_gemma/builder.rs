@@ -44,6 +44,7 @@ pub(super) fn pass(model: &DiffusionGemma, rows: usize, mode: Mode) -> Result<Pa
         builder.attention(layer)?;
         builder.dense(layer)?;
         builder.experts(layer)?;
+        builder.pass.end_layer();
     }
     let input = builder.stream(&model.head_norm);
     builder.pack(&input)?;

@@ -168,12 +168,6 @@ impl DiffusionGemma {
         let unit = if options.matrix_unit { Kernels::with_matrix_unit(&device)? } else { None };
         let products = unit.as_ref().map_or(Products::Vector, Kernels::products);
         parts.plan(&config, options, products).check(&device, options.context)?;
-        let kernels =
-            kernels::tested(&device, unit, |kernels| Self::test(&device, kernels, &config, &parts, options))?;
-        // Everything is compiled from here on.
-        release_unused();
-        let fell_back = products != kernels.products();
-        progress(0.05);
         // What is made of one checkpoint depends on what becomes of its weights.
         let formats = parts.formats();
         if options.experts == ExpertWeights::Quantised
@@ -188,9 +182,18 @@ impl DiffusionGemma {
         }
         let identity = format!("{}-{formats}", checkpoint.identity());
         let cache_dir = options.cache_dir.as_deref();
-        let matrices = weights::load(&device, &identity, &parts.blueprints, cache_dir, &mut |share| {
-            progress(0.05 + 0.9 * share)
-        })?;
+        let kernels = || {
+            let test = |kernels: &Kernels| Self::test(&device, kernels, &config, &parts, options);
+            let kernels = kernels::tested(&device, unit, test)?;
+            // Everything is compiled from here on.
+            release_unused();
+            Ok(kernels)
+        };
+        let (matrices, kernels) =
+            weights::load(&device, &identity, &parts.blueprints, cache_dir, kernels, &mut |share| {
+                progress(0.05 + 0.9 * share)
+            })?;
+        let fell_back = products != kernels.products();
         checkpoint.release();
         let model = Self::assemble(device, kernels, config, &parts, &matrices, options)?;
         drop(parts);
@@ -512,6 +515,29 @@ impl DiffusionGemma {
     /// What the device says.
     pub fn cached(&self, layer: usize, from: usize, to: usize) -> Result<(Vec<f32>, Vec<f32>), ModelError> {
         Ok(self.layers[layer].cache.read(&self.device, from, to)?)
+    }
+
+    /// Fills the cache of all positions with one small number, so that passes at any position can be timed without
+    /// encoding what is before it.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn fill_cache(&mut self) -> Result<(), ModelError> {
+        Ok(self.layers.iter().try_for_each(|layer| layer.cache.fill(&self.device))?)
+    }
+
+    /// The kernels of a denoising step's pass in the order of its launches, layer by layer: the first layer's with those
+    /// before it, and those behind the last. The head's follow; they are [`head_launches`](Self::head_launches).
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn step_kernels(&self, conditioned: bool) -> Result<Vec<Vec<String>>, ModelError> {
+        Ok(builder::pass(self, self.config.canvas, Mode::Decode { conditioned })?.kernels_by_layer())
+    }
+
+    /// How many launches the head is.
+    pub fn head_launches(&self) -> usize {
+        self.head_launches.len()
     }
 
     fn check(&self, tokens: &[u32], start: usize, most: usize, end: usize) -> Result<(), ModelError> {

@@ -1,0 +1,145 @@
+//! How many launches passes are, and that nothing comes back to the host before their end.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axe::checkpoint::gguf::Gguf;
+use axe::device::Calls;
+use axe::model::diffusion_gemma::{DenoiseStep, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions};
+use axe::model::{Causal, LoadOptions, Logits};
+use axe::ops::CacheKind;
+use support::{cache_dir, device, fixture};
+
+/// How often each kernel stands in a list.
+fn counted(kernels: &[String]) -> BTreeMap<&str, usize> {
+    let mut counts = BTreeMap::new();
+    for kernel in kernels {
+        *counts.entry(kernel.as_str()).or_default() += 1;
+    }
+    counts
+}
+
+fn since(now: Calls, before: Calls) -> Calls {
+    Calls {
+        launches: now.launches - before.launches,
+        reads: now.reads - before.reads,
+        writes: now.writes - before.writes,
+    }
+}
+
+fn step(first: bool) -> DenoiseStep {
+    let step = u32::from(!first);
+    DenoiseStep { first, temperature: 0.8, seed: 1, canvas: 0, step, greedy: false, barred: Vec::new() }
+}
+
+/// A layer of a DiffusionGemma, launch by launch. The issue of launches wants 12: packing apart (`pack_rows`, thrice beside
+/// the one that starts the layer) and the sort are what is left to be done within other launches.
+const LAYER: [&str; 18] = [
+    "pack_rows",
+    "matmul",
+    "rotate_and_cache",
+    "attention",
+    "pack_rows",
+    "matmul",
+    "pack_rows",
+    "matmul",
+    "pack_rows",
+    "matmul",
+    "pack_rows",
+    "matmul",
+    "route",
+    "sort_rows",
+    "pack_for_experts",
+    "expert_gate_up",
+    "expert_down",
+    "combine",
+];
+
+#[test]
+fn a_denoising_step_is_so_many_launches_and_reads_once() {
+    let device = device();
+    let checkpoint = DiffusionCheckpoint::open(&fixture("tiny-diffusion")).unwrap();
+    let options = DiffusionOptions { rows: 64, cache_dir: Some(cache_dir()), ..DiffusionOptions::new(256) };
+    let mut model = DiffusionGemma::load(device.clone(), &checkpoint, &options, &mut |_| {}).unwrap();
+    let layers = model.config().layers.len();
+    let (canvas, prompt): (Vec<u32>, Vec<u32>) = ((600..632).collect(), (200..264).collect());
+    for conditioned in [false, true] {
+        let kernels = model.step_kernels(conditioned).unwrap();
+        assert_eq!(kernels.len(), layers + 1);
+        for (index, layer) in kernels[..layers].iter().enumerate() {
+            // The first layer's come after the embeddings and what conditions them.
+            let before = if index > 0 {
+                0
+            } else if conditioned {
+                6
+            } else {
+                2
+            };
+            assert_eq!(layer[before..], LAYER, "layer {index}: {:?}", counted(layer));
+        }
+        assert_eq!(kernels[layers], ["pack_rows"]);
+    }
+    assert_eq!(model.head_launches(), 2);
+    let before = device.calls();
+    model.encode(&prompt, 0).unwrap();
+    let encoded = since(device.calls(), before);
+    // Its last layer ends with keys and values.
+    assert_eq!(encoded, Calls { launches: 1 + 18 * (layers as u64 - 1) + 3, reads: 0, writes: 1 });
+    for first in [true, false, false] {
+        let before = device.calls();
+        model.denoise(&canvas, prompt.len(), &step(first)).unwrap();
+        let inputs = if first { 2 } else { 6 };
+        let launches = inputs + 18 * layers as u64 + 1 + 2;
+        // The ids go there; what comes back are the rows of the head.
+        assert_eq!(since(device.calls(), before), Calls { launches, reads: 1, writes: 1 });
+    }
+}
+
+/// Most launches of a dense layer in a pass of a few rows.
+const DENSE: usize = 8;
+
+#[test]
+fn a_block_pass_is_so_many_launches_and_reads_at_its_end() {
+    const ROWS: usize = 8;
+    for name in ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"] {
+        for join in [false, true] {
+            let device = device();
+            let gguf = Arc::new(Gguf::open(&fixture(&format!("causal-families/{name}.gguf"))).unwrap());
+            let options = LoadOptions {
+                context: 64,
+                rows: 16,
+                logit_rows: 16,
+                cache: CacheKind::F16,
+                cache_dir: Some(cache_dir()),
+                join,
+                matrix_unit: false,
+            };
+            let mut model = Causal::load(device.clone(), gguf, &options, &mut |_| {}).unwrap();
+            for rows in [1, ROWS] {
+                let kernels = model.pass_kernels(rows, Logits::All).unwrap();
+                let (behind, layers) = kernels.split_last().unwrap();
+                assert_eq!(layers.len(), model.config().layers.len());
+                for layer in layers {
+                    assert!((6..=DENSE).contains(&layer.len()), "{name}: {:?}", counted(layer));
+                }
+                let ids: Vec<u32> = (0..rows as u32).collect();
+                // Prepares the pass, and reads where things lie if it is to be one launch.
+                model.forward(&ids, 0, Logits::All).unwrap();
+                let expected = match join && device.info().finds_by_address() {
+                    true => 1,
+                    false => layers.iter().map(Vec::len).sum::<usize>() + behind.len(),
+                };
+                assert_eq!(model.launches(rows, Logits::All), expected, "{name}");
+                let before = device.calls();
+                model.forward(&ids, 0, Logits::All).unwrap();
+                assert_eq!(since(device.calls(), before).reads, 0, "{name}");
+                assert_eq!(model.choices().unwrap().len(), rows);
+                let calls = Calls { launches: expected as u64, reads: 1, writes: 1 };
+                assert_eq!(since(device.calls(), before), calls, "{name}");
+            }
+        }
+    }
+}
