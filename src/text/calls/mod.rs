@@ -26,7 +26,7 @@ use serde::{Serialize, Serializer};
 use super::Tokenizer;
 
 pub use grammar::grammar;
-pub use reader::{Reader, Segment};
+pub use reader::{Reader, Said, Segment};
 pub use write::{begun, call, declared, results};
 
 /// How a model writes calls.
