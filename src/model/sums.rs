@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn sums_are_those_of_the_parts_and_a_refusal_ends_it() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let bytes: Vec<u8> = (0..AHEAD + 70_000).map(|at| (at * at >> 7) as u8).collect();
+        let bytes: Vec<u8> = (0..AHEAD + 70_000).map(|at| ((at * at) >> 7) as u8).collect();
         std::fs::write(file.path(), &bytes).unwrap();
         let map = Mapping::open(file.path()).unwrap();
         let parts = [0..1, 1..1, 5..AHEAD + 6, AHEAD..bytes.len(), 3..bytes.len() + 1];
