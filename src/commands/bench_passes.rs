@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail};
 use axe::checkpoint::gguf::Gguf;
 use axe::config::{Config, DeviceConfig};
 use axe::decode::diffusion::noise;
-use axe::device::KernelTime;
+use axe::device::{DeviceInfo, KernelTime};
+use axe::load::KernelFacts;
 use axe::model::{Causal, CausalConfig, LoadOptions, Logits};
 use clap::Args;
 use serde_json::json;
@@ -69,18 +70,19 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("{at} positions and a pass of {widest} are more than the {} of the model", trained.context);
     }
     let rows = config.device.prefill_chunk.unwrap_or(axe::load::DEFAULT_CHUNK).max(widest);
-    let load = LoadOptions {
+    let load = |info: &DeviceInfo| LoadOptions {
         context,
         rows,
         logit_rows: widest,
         cache: config.device.kv_cache,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
         join: config.device.joins(),
-        matrix_unit: config.device.causal_matrix_unit(),
+        products: KernelFacts::new(&config.device, info).products(false).0,
     };
     let times = |profiling: bool, rounds: u32| -> Result<(Vec<Times>, Causal)> {
         let device = axe::load::open_device(&DeviceConfig { profiling, ..config.device.clone() })?;
-        let mut model = Causal::load(device, Arc::clone(&gguf), &load, &mut |_| {})?;
+        let options = load(device.info());
+        let mut model = Causal::load(device, Arc::clone(&gguf), &options, &mut |_| {})?;
         Ok((measure(&mut model, &widths, at, rounds)?, model))
     };
     // One model after the other: there may not be room for two.
