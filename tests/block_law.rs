@@ -7,7 +7,7 @@ mod support;
 use std::path::Path;
 
 use axe::checkpoint::gguf::Gguf;
-use axe::decode::block::Measured;
+use axe::decode::block::{Costs, Measured};
 use axe::decode::{BlockOptions, BlockStats, CausalBackend, Sampling};
 use axe::ops::{CacheKind, Products};
 use axe::text::{Specials, Tokenizer};
@@ -187,7 +187,7 @@ fn tokens_a_pass_by_sort_of_text() {
             [("1", fixed(1)), ("4", fixed(4)), ("8", fixed(8)), ("16", fixed(16)), ("auto", auto())]
         {
             let model = open_model(&path, 1024, 256, CacheKind::F16);
-            let mut backend = CausalBackend::new(model, options).with_costs((&measured).into());
+            let mut backend = CausalBackend::new(model, options).with_costs(Costs::new(&measured, |_| 1.0));
             for (set, text) in &sets {
                 let prompt = tokenizer.encode(text, Specials::Parse);
                 let sampling = Sampling { temperature, seed: 7, ..Sampling::default() };

@@ -165,7 +165,7 @@ fn a_model_is_measured_at_all_its_widths() {
         let widest =
             model.calls.borrow().iter().filter(|c| c.logits != Logits::None).map(|c| c.tokens.len()).max();
         assert_eq!(widest, Some(logit_rows.min(context / 2).min(if logit_rows == 5 { 4 } else { 16 })));
-        let costs = Costs::from(&measured);
+        let costs = Costs::new(&measured, |_| 1.0);
         assert!((1..=16).all(|width| costs.of(width) > 0.0), "{costs:?}");
     }
     let mut failing = Hashed { fault: Some(Fault::Pass(5)), ..Hashed::default() };
@@ -182,7 +182,7 @@ fn times_that_hold_no_longer_are_taken_anew() {
     let kept = r#"{"key":"any","passes":[[1,0.001],[2,1.0],[4,1.0],[16,1.0]]}"#;
     std::fs::write(&file, kept).unwrap();
     assert!(Measured::kept(folder.path(), "any").is_some(), "the test's own file is well-formed");
-    let costs = Costs::from(&Measured::once(folder.path(), "any", &mut model).unwrap());
+    let costs = Costs::new(&Measured::once(folder.path(), "any", &mut model).unwrap(), |_| 1.0);
     assert!(costs.of(4) < 100.0 * costs.of(1), "{costs:?}");
     assert_ne!(std::fs::read_to_string(&file).unwrap(), kept);
 }

@@ -18,9 +18,9 @@ use serde_json::json;
 /// Time a causal model's passes of a few rows, as block decoding makes them.
 ///
 /// Tokens are random ids, and every row gets logits. Widths take turns, so that what disturbs the machine disturbs all of
-/// them. `host` is the share of a pass that is not its kernels' own work: its time less the time that kernels ran by the
-/// device's events, in rounds of their own; where a pass is one launch, what that takes with nothing to compute counts as the
-/// host's. With `device.profiling` in the configuration, passes are many launches and each kernel's share follows.
+/// them. `host` is the share of a pass in which the device does not work: its time less the time that kernels ran by the
+/// device's events, in rounds of their own. `joins` is the share in which it works, but computes nothing: where a pass is one
+/// launch, what that takes when every part of it ends at once. With `device.profiling` in the configuration, passes are many launches and each kernel's share follows.
 #[derive(Debug, Args)]
 pub struct Options {
     /// The checkpoint.
@@ -54,6 +54,8 @@ struct Times {
     enqueued: Vec<f64>,
     /// That kernels worked, where the device's events were asked.
     kernels: Vec<f64>,
+    /// That they would have worked without anything to compute, where a pass is one launch.
+    joins: Vec<f64>,
 }
 
 /// Loads the model and times it.
@@ -93,6 +95,7 @@ pub fn run(options: &Options) -> Result<()> {
         let (by_events, _) = times(true, options.rounds.div_ceil(4))?;
         for (times, by_events) in found.iter_mut().zip(by_events) {
             times.kernels = by_events.kernels;
+            times.joins = by_events.joins;
         }
     }
     print(options, &widths, found, &profile)
@@ -126,9 +129,9 @@ fn measure(model: &mut Causal, widths: &[usize], at: usize, rounds: u32) -> Resu
             times.enqueued.push(enqueued);
             if model.device().is_profiling() {
                 let after = worked(model)?;
-                let joining =
-                    if model.run_hollow(width, Logits::All)? { worked(model)? - after } else { 0.0 };
-                times.kernels.push(after - before - joining);
+                times.kernels.push(after - before);
+                let hollow = model.run_hollow(width, Logits::All)?;
+                times.joins.push(if hollow { worked(model)? - after } else { 0.0 });
             }
         }
     }
@@ -147,13 +150,16 @@ fn print(options: &Options, widths: &[usize], times: Vec<Times>, profile: &[Kern
         whole: f64,
         best: f64,
         enqueued: f64,
-        /// Share of the whole.
+        /// Shares of the whole.
         host: f64,
+        joins: f64,
     }
     let row = |(&width, times): (&usize, Times)| {
         let (whole, best) = median_and_best(times.whole);
-        let (enqueued, kernels) = (median_and_best(times.enqueued).0, median_and_best(times.kernels).0);
-        Row { width, launches: times.launches, whole, best, enqueued, host: 1.0 - kernels / whole }
+        let [enqueued, kernels, joins] =
+            [times.enqueued, times.kernels, times.joins].map(|times| median_and_best(times).0);
+        let (host, joins) = (1.0 - kernels / whole, joins / whole);
+        Row { width, launches: times.launches, whole, best, enqueued, host, joins }
     };
     let rows: Vec<Row> = widths.iter().zip(times).map(row).collect();
     let (first, first_best) = rows.first().map_or((f64::NAN, f64::NAN), |row| (row.whole, row.best));
@@ -169,6 +175,7 @@ fn print(options: &Options, widths: &[usize], times: Vec<Times>, profile: &[Kern
                         "best_s": row.best,
                         "enqueue_s": row.enqueued,
                         "host_share": row.host,
+                        "joins_share": row.joins,
                     })
                 })
                 .collect();
@@ -177,13 +184,13 @@ fn print(options: &Options, widths: &[usize], times: Vec<Times>, profile: &[Kern
         }
         writeln!(
             out,
-            "{:>5} {:>9} {:>9} {:>6} {:>9} {:>6} {:>10} {:>7}",
-            "rows", "launches", "ms", "ratio", "best ms", "ratio", "enqueue ms", "host"
+            "{:>5} {:>9} {:>9} {:>6} {:>9} {:>6} {:>10} {:>7} {:>7}",
+            "rows", "launches", "ms", "ratio", "best ms", "ratio", "enqueue ms", "host", "joins"
         )?;
         for row in &rows {
             writeln!(
                 out,
-                "{:>5} {:>9} {:>9.3} {:>6.2} {:>9.3} {:>6.2} {:>10.3} {:>6.1}%",
+                "{:>5} {:>9} {:>9.3} {:>6.2} {:>9.3} {:>6.2} {:>10.3} {:>6.1}% {:>6.1}%",
                 row.width,
                 row.launches,
                 row.whole * 1e3,
@@ -191,7 +198,8 @@ fn print(options: &Options, widths: &[usize], times: Vec<Times>, profile: &[Kern
                 row.best * 1e3,
                 row.best / first_best,
                 row.enqueued * 1e3,
-                100.0 * row.host
+                100.0 * row.host,
+                100.0 * row.joins
             )?;
         }
         for time in profile {

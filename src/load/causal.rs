@@ -72,7 +72,7 @@ pub(super) fn choose(
 ) -> Result<Choice, BackendError> {
     let trained = CausalConfig::read(gguf)?.context;
     let measured = Measured::kept(&config.device.cache_dir, &cost_key(config, gguf, device.info()));
-    let costs = measured.as_ref().map(Costs::from);
+    let costs = measured.map(|measured| of_model(&measured, gguf)).transpose()?;
     let facts = facts(config, device, ModelFacts { trained, canvas: None, costs }, freed);
     startup::choose(&facts, |shape| Ok(Causal::plan(gguf, &options(config, shape))?))
 }
@@ -96,7 +96,13 @@ fn options(config: &Config, shape: Shape) -> LoadOptions {
 fn costs(load: &super::Load<'_>, gguf: &Gguf, model: &mut Causal) -> Result<Costs, BackendError> {
     let key = cost_key(load.config, gguf, model.device().info());
     load.progress.report(1.0, "timing passes");
-    Ok(Costs::from(&Measured::once(&load.config.device.cache_dir, &key, model)?))
+    of_model(&Measured::once(&load.config.device.cache_dir, &key, model)?, gguf)
+}
+
+/// The costs of all widths, from passes of the model that were timed.
+fn of_model(measured: &Measured, gguf: &Gguf) -> Result<Costs, BackendError> {
+    let workload = Causal::workload(gguf)?;
+    Ok(Costs::new(measured, |rows| workload.weight_bytes(rows)))
 }
 
 /// What the cost of passes depends on.

@@ -142,8 +142,8 @@ impl Measured {
         if self.passes.first().is_some_and(|(_, seconds)| *seconds > LONG) {
             return Ok(true);
         }
-        let now = Costs::from(&Self::timed(&self.key, model, &CHECKED, CHECKING_PASSES)?);
-        let then = Costs::from(self);
+        let timed = Self::timed(&self.key, model, &CHECKED, CHECKING_PASSES)?;
+        let [now, then] = [&timed, self].map(|measured| Costs::new(measured, |_| 1.0));
         let wide = CHECKED[1].min(model.logit_rows()).max(1);
         let change = (now.of(wide) / now.of(1)) / (then.of(wide) / then.of(1));
         Ok((1.0 / MOST_CHANGE..=MOST_CHANGE).contains(&change))
@@ -189,15 +189,34 @@ impl Default for Costs {
     }
 }
 
-impl From<&Measured> for Costs {
-    fn from(measured: &Measured) -> Self {
+/// What passes take between two that were timed, as seconds a byte of weights and seconds a row. Rows of a model with experts
+/// go to more of them the more rows there are, so a pass reads more bytes the wider it is; less and less more.
+fn between(
+    (narrow, low): (usize, f64),
+    (wide, high): (usize, f64),
+    width: usize,
+    bytes: &impl Fn(usize) -> f64,
+) -> f64 {
+    let [few, some, most] = [narrow, width, wide].map(bytes);
+    let rows = [narrow, width, wide].map(|rows| rows as f64);
+    let apart = few * rows[2] - most * rows[0];
+    let byte = (low * rows[2] - high * rows[0]) / apart;
+    let row = (few * high - most * low) / apart;
+    if byte >= 0.0 && row >= 0.0 && (byte + row).is_finite() {
+        return byte * some + row * rows[1];
+    }
+    // One of the two explains more than there is.
+    low + (high - low) * (rows[1] - rows[0]) / (rows[2] - rows[0])
+}
+
+impl Costs {
+    /// From timed passes of a model, of which a pass of so many rows reads so many `bytes` of weights.
+    pub fn new(measured: &Measured, bytes: impl Fn(usize) -> f64) -> Self {
         let passes = &measured.passes;
         let at = |width: usize| -> f64 {
             let after = passes.partition_point(|(timed, _)| *timed < width);
             match (after.checked_sub(1).and_then(|before| passes.get(before)), passes.get(after)) {
-                (Some(&(a, low)), Some(&(b, high))) => {
-                    low + (high - low) * (width - a) as f64 / (b - a) as f64
-                }
+                (Some(&narrow), Some(&wide)) => between(narrow, wide, width, &bytes),
                 (None, Some(&(_, seconds))) => seconds,
                 // Wider than any that was timed: as if the last step went on.
                 (Some(&(a, seconds)), None) => seconds * width as f64 / a as f64,
@@ -206,9 +225,7 @@ impl From<&Measured> for Costs {
         };
         Self { seconds: (1..=MOST_ROWS).map(at).collect(), scale: 1.0, learns: true }
     }
-}
 
-impl Costs {
     /// Costs in any unit by width, from 1 on, that stay as they are whatever passes take.
     pub fn given(seconds: [f64; MOST_ROWS]) -> Self {
         Self { seconds: seconds.to_vec(), scale: 1.0, learns: false }
@@ -265,17 +282,37 @@ mod tests {
         Measured { key: "model on device".to_owned(), passes: passes.to_vec() }
     }
 
+    /// All passes of such a model read the same.
+    fn of_dense(measured: &Measured) -> Costs {
+        Costs::new(measured, |_| 1.0)
+    }
+
     #[test]
     fn widths_between_timed_ones_lie_between_them() {
-        let costs = Costs::from(&measured(&[(1, 1.0), (2, 1.2), (4, 1.6), (8, 2.0)]));
+        let costs = of_dense(&measured(&[(1, 1.0), (2, 1.2), (4, 1.6), (8, 2.0)]));
         for (width, cost) in [(1, 1.0), (2, 1.2), (3, 1.4), (4, 1.6), (6, 1.8), (8, 2.0), (16, 4.0)] {
             assert!((costs.of(width) - cost).abs() < 1e-9, "{width}: {}", costs.of(width));
         }
     }
 
     #[test]
+    fn between_timed_widths_the_bytes_of_experts_count() {
+        // 2 of 8 experts a row, which are all that is read, at a second each; rows cost nothing besides.
+        let expected = |rows: usize| 8.0 * (1.0 - 0.75f64.powi(rows as i32));
+        let timed = [1, 4, 16].map(|rows| (rows, expected(rows)));
+        let costs = Costs::new(&measured(&timed), expected);
+        for width in 1..=MOST_ROWS {
+            assert!((costs.of(width) - expected(width)).abs() < 1e-9, "{width}: {}", costs.of(width));
+        }
+        assert!(costs.of(8) > of_dense(&measured(&timed)).of(8) + 0.5);
+        // Neither rows nor bytes explain that wide passes take less time: a line does as well.
+        let odd = Costs::new(&measured(&[(1, 2.0), (3, 1.0)]), expected);
+        assert!((odd.of(2) - 1.5).abs() < 1e-9, "{}", odd.of(2));
+    }
+
+    #[test]
     fn guesses_are_evaluated_as_far_as_they_pay() {
-        let costs = Costs::from(&measured(&[(1, 1.0), (2, 1.3), (16, 5.5)]));
+        let costs = of_dense(&measured(&[(1, 1.0), (2, 1.3), (16, 5.5)]));
         assert_eq!(costs.best([0.2, 0.9].into_iter()), 0, "1.2 + 0.18 tokens for 1.6 passes");
         assert_eq!(costs.best([0.5].into_iter()), 1, "1.5 tokens for 1.3 passes");
         assert_eq!(
@@ -286,13 +323,13 @@ mod tests {
         assert_eq!(costs.best([1.0; 15].into_iter()), 15);
         assert_eq!(costs.best([0.9, 0.9, 0.1, 0.9].into_iter()), 2);
         assert_eq!(costs.best([].into_iter()), 0);
-        let free = Costs::from(&measured(&[(1, 1.0), (16, 1.0)]));
+        let free = of_dense(&measured(&[(1, 1.0), (16, 1.0)]));
         assert_eq!(free.best([0.02].into_iter()), 0, "too little to be sure");
     }
 
     #[test]
     fn what_passes_take_corrects_the_costs_of_widths_but_not_for_a_slower_machine() {
-        let before = Costs::from(&measured(&[(1, 1.0), (2, 1.2), (16, 4.0)]));
+        let before = of_dense(&measured(&[(1, 1.0), (2, 1.2), (16, 4.0)]));
         let mut slower = before.clone();
         for pass in 0..300 {
             let width = [1, 4, 8][pass % 3];
