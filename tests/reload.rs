@@ -12,7 +12,7 @@ use std::time::Duration;
 use axe::decode::{BackendError, Step};
 use axe::engine::{EngineHandle, LoadProgress, Loaded, Loader, Options, Request, State, Stop, SubmitError};
 use axectl::client::ClientError;
-use axectl::protocol::{Change, Reload};
+use axectl::protocol::{Change, Drain, Reload};
 use nix::sys::signal::Signal;
 use operated::{Axed, causal, completion, diffusion, until};
 use serde_json::{Value, json};
@@ -338,10 +338,17 @@ async fn a_model_that_is_broken_leaves_the_old_one_serving_and_says_why() {
     let whole = std::fs::read(&model).unwrap();
     let cut = folder.join("cut.gguf");
     std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
+    std::fs::write(folder.join("chat.jinja"), template).unwrap();
     for (path, toml, words) in [
         (folder.join("none.gguf"), "", "cannot open the model"),
         (cut, "", "cut.gguf"),
         (model.clone(), "model.chat_template = \"none.jinja\"", "none.jinja"),
+        (
+            model.clone(),
+            "model.chat_template = \"chat.jinja\"\nmodel.tool_calls = \"gemma\"",
+            "has no token `<|tool_call>`",
+        ),
         (model.clone(), "device.memory_limit_mib = 1", "MiB"),
     ] {
         daemon.configure(&path, toml);
@@ -362,6 +369,18 @@ async fn a_model_that_is_broken_leaves_the_old_one_serving_and_says_why() {
     assert!(daemon.reload().await.unwrap().model.is_none());
     assert!(daemon.status().await.warnings.is_empty(), "{:?}", daemon.status().await.warnings);
     assert_eq!(listen_reason(&daemon).await, "length");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_is_about_to_end_takes_up_nothing() {
+    let daemon = Axed::start(|folder| causal(folder, "llama"), "").await;
+    daemon.order("hang 1 60");
+    let (client, url) = (daemon.client.clone(), daemon.url("/v1/completions"));
+    let _running = tokio::spawn(async move { client.post(url).json(&completion(1)).send().await });
+    until("the request", async || daemon.status().await.running.is_some()).await;
+    daemon.operator().post::<Drain>("/drain", None::<&()>).await.unwrap();
+    let error = refusal(daemon.reload().await);
+    assert!(error.contains("about to end"), "{error}");
 }
 
 async fn listen_reason(daemon: &Axed) -> String {

@@ -68,6 +68,7 @@ pub enum Command {
     /// Cancel a job, whether it waits or runs
     Cancel {
         /// The job's identifier, as `axectl queue` shows it
+        #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
         id: String,
     },
     /// Show every setting in force and where it comes from
@@ -94,7 +95,7 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
         /// Look at the files of another machine below this folder (/proc, /sys, /etc, /dev), and at nothing else
-        #[arg(long, value_name = "FOLDER", default_value = "/")]
+        #[arg(long, value_name = "FOLDER", default_value = "/", value_parser = folder)]
         root: PathBuf,
     },
     /// Show the time spent in each kernel (needs `device.profiling = true` in daemon.toml)
@@ -121,6 +122,14 @@ fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.1..=86_400.0).contains(&seconds) => Ok(seconds),
         _ => Err("give a number of seconds from 0.1 to 86400".to_owned()),
+    }
+}
+
+fn folder(text: &str) -> Result<PathBuf, String> {
+    match std::fs::metadata(text) {
+        Ok(found) if found.is_dir() => Ok(text.into()),
+        Ok(_) => Err("this is no folder".to_owned()),
+        Err(error) => Err(format!("this folder cannot be looked into: {error}")),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, ErrorKind},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{FileTypeExt, MetadataExt},
     path::Path,
     process::ExitCode,
 };
@@ -74,6 +74,12 @@ impl From<ClientError> for Failure {
 /// What to check when no connection comes about.
 fn advice(socket: &Path, error: &io::Error) -> String {
     match error.kind() {
+        ErrorKind::ConnectionRefused
+            if std::fs::metadata(socket).is_ok_and(|file| !file.file_type().is_socket()) =>
+        {
+            "this is no socket: name the daemon's own with --socket PATH or AXED_SOCKET (admin.socket in daemon.toml)"
+                .to_owned()
+        }
         ErrorKind::NotFound => "the daemon is not running, or its socket is elsewhere: start it (`systemctl start \
              axed`), or say where the socket is with --socket PATH or AXED_SOCKET (admin.socket in daemon.toml)"
             .to_owned(),

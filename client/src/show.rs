@@ -250,8 +250,8 @@ pub fn queue(queue: &Queue) -> String {
 /// `axectl profile`
 pub fn profile(profile: &Profile) -> String {
     if !profile.enabled {
-        return "kernels are not measured; set `device.profiling = true` in daemon.toml and restart (it costs a few \
-                per cent of speed)"
+        return "kernels are not measured; set `device.profiling = true` in daemon.toml, then `axectl reload` (it \
+                costs a few per cent of speed)"
             .to_owned();
     }
     let total: u64 = profile.kernels.iter().map(|kernel| kernel.total_ns).sum();

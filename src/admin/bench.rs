@@ -44,7 +44,7 @@ pub(super) async fn run(board: &Board, asked: BenchRequest) -> Result<Bench, Fai
         warnings
             .push("other requests ran or waited meanwhile: measure again when the daemon is idle".to_owned());
     }
-    if board.reload().since().is_some_and(|since| since >= began) {
+    if board.changed_since(began) {
         warnings.push("the configuration was reloaded meanwhile: measure again".to_owned());
     }
     if before.version.build.starts_with("debug") {

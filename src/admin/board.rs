@@ -33,6 +33,8 @@ struct Facts {
     /// Those of the present model.
     model_warnings: Vec<String>,
     reload: Reloading,
+    /// When a reload last began to change something.
+    changed: Option<Instant>,
 }
 
 /// What is known of reloads.
@@ -63,6 +65,16 @@ impl Board {
     /// Notes that a reload has begun, or how it has ended.
     pub fn pin_reload(&self, reload: Reloading) {
         self.facts().reload = reload;
+    }
+
+    /// Notes that a reload changes something, or loads a model to do so.
+    pub fn pin_change(&self) {
+        self.facts().changed = Some(Instant::now());
+    }
+
+    /// Whether a reload has begun to change something since then.
+    pub(super) fn changed_since(&self, then: Instant) -> bool {
+        self.facts().changed.is_some_and(|changed| changed >= then)
     }
 
     /// What is known of reloads.
@@ -199,7 +211,10 @@ impl Board {
     /// The jobs at hand.
     pub(super) fn queue(&self) -> Queue {
         let now = self.engine.status();
-        let waiting = now.queue.jobs.iter().map(|job| Job {
+        let running = running(&now);
+        // Further choices of the running request wait under its name, and take no place of their own.
+        let others = now.queue.jobs.iter().filter(|job| running.as_ref().is_none_or(|now| now.id != job.id));
+        let waiting = others.map(|job| Job {
             id: job.id.clone(),
             state: JobState::Waiting,
             prompt_tokens: job.prompt_tokens,
@@ -208,8 +223,8 @@ impl Board {
             elapsed_s: job.waited_s,
         });
         Queue {
-            running: running(&now),
             waiting: waiting.collect(),
+            running,
             capacity: now.queue.capacity,
             draining: matches!(now.state, engine::State::Draining | engine::State::Stopped),
         }
@@ -275,14 +290,6 @@ fn loading(loading: &engine::Loading) -> Loading {
 }
 
 impl Reloading {
-    /// When the last one began, if it goes on, or ended.
-    pub(super) fn since(&self) -> Option<Instant> {
-        match self {
-            Self::Never => None,
-            Self::Since(since) | Self::Ended(since, _) => Some(*since),
-        }
-    }
-
     fn state(&self) -> Option<ReloadState> {
         let (running, since, outcome) = match self {
             Self::Never => return None,

@@ -324,11 +324,19 @@ fn parse(directives: &str) -> Result<EnvFilter, String> {
     if directives.trim().is_empty() {
         return Err(format!("no log level given; {wanted}"));
     }
+    let mut others = false;
     for directive in directives.split(',').map(str::trim) {
-        let level = directive.rsplit_once('=').map_or(directive, |(_, level)| level);
+        let (module, level) = directive.rsplit_once('=').unwrap_or(("", directive));
+        others |= module.is_empty();
         if level.parse::<Level>().is_err() && !level.eq_ignore_ascii_case("off") {
             return Err(format!("log level `{directive}` is not understood; {wanted}"));
         }
+    }
+    // Errors are never silenced by a word that names a part, or nothing.
+    if !others {
+        return Err(format!(
+            "log level `{directives}` names modules only, which would silence all others; {wanted}"
+        ));
     }
     EnvFilter::try_new(directives)
         .map_err(|error| format!("log level `{directives}` is not understood ({error}); {wanted}"))
@@ -451,7 +459,17 @@ mod tests {
             assert_eq!(control.set("warn,axe::admin=debug").unwrap(), "axe::admin=debug,warn");
             tracing::debug!("two");
             tracing::info!(target: "other", "three");
-            for wrong in ["inof", "axe=loud", "", " ", "info,", "=", "info,axe"] {
+            for wrong in [
+                "inof",
+                "axe=loud",
+                "",
+                " ",
+                "info,",
+                "=",
+                "info,axe",
+                "axe=off",
+                "axe::engine=debug,foo=info",
+            ] {
                 let error = control.set(wrong).unwrap_err();
                 assert!(error.contains("use error, warn"), "{wrong}: {error}");
             }

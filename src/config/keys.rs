@@ -120,14 +120,20 @@ fn read_line(line: &str, unnamed: String, defaults: RateLimits) -> Result<ApiKey
     if key.is_empty() {
         return Err(format!("no key follows the name `{name}`"));
     }
-    let mut limits = defaults;
+    let (mut limits, mut seen) = (defaults, BTreeSet::new());
     for word in words {
         let number = |text: &str| match text.parse::<u64>() {
             // 0 lifts the limit that all keys have.
             Ok(number) => Ok(Some(number).filter(|n| *n != 0)),
             Err(_) => Err(format!("key `{name}`: a limit needs a whole number")),
         };
-        match word.split_once('=') {
+        let limit = word.split_once('=');
+        if let Some((what, _)) = limit
+            && !seen.insert(what)
+        {
+            return Err(format!("key `{name}`: a limit is there twice; say each once"));
+        }
+        match limit {
             Some(("requests_per_minute", n)) => limits.requests = number(n)?,
             Some(("tokens_per_minute", n)) => limits.tokens = number(n)?,
             _ => {
@@ -208,6 +214,10 @@ mod tests {
             ("alice:", "line 1: no key follows the name `alice`"),
             ("alice:hidden rpm=5", "line 1: key `alice`: only requests_per_minute=N"),
             ("alice:hidden tokens_per_minute=many", "line 1: key `alice`: a limit needs a whole number"),
+            (
+                "alice:hidden requests_per_minute=1 requests_per_minute=2",
+                "line 1: key `alice`: a limit is there twice",
+            ),
             ("# nothing\n", "it holds no key"),
         ] {
             let error = keys(text).unwrap_err();

@@ -185,8 +185,8 @@ pub(super) fn log(s: &mut Sources) -> Result<LogConfig, ConfigError> {
         level: s.checked(
             "log.level",
             "info".to_owned(),
-            "error, warn, info, debug, trace, or directives as in \"info,axe::http=debug\"",
-            |level| level.split(',').all(is_directive),
+            "error, warn, info, debug or trace, or one of them and levels of modules as in \"info,axe::http=debug\"",
+            |level| level.split(',').all(is_directive) && level.split(',').any(|word| !word.contains('=')),
         )?,
         format: match format.as_str() {
             "json" => LogFormat::Json,

@@ -88,6 +88,9 @@ impl Reloader {
         let Ok(_turn) = self.turn.try_lock() else {
             return Err("a reload is going on already; `axectl status` shows how far it is".to_owned());
         };
+        if matches!(self.handle.status().state, State::Draining | State::Stopped) {
+            return Err("the daemon is about to end; its next start reads the configuration".to_owned());
+        }
         let began = Instant::now();
         // Who has not been told of readiness yet, or has been told of the end, is not to hear of it now.
         let _told = (self.handle.status().state == State::Ready).then(supervisor::reloading);
@@ -130,6 +133,9 @@ impl Reloader {
         let other_model = stamp != was || changed.iter().any(|change| change.effect == Effect::Model);
         let from = self.handle.status().model;
         let switch = self.switch(&old, new.clone(), stamp);
+        if other_model || !changed.is_empty() {
+            self.board.pin_change();
+        }
         let model = if other_model {
             let loader = self.source.loader(&new, &self.board).map_err(|error| error.to_string())?;
             let replaced = self.handle.replace(loader, switch).await?;

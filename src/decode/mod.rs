@@ -15,7 +15,7 @@ mod scan;
 
 pub use block::{BlockOptions, BlockSize, BlockStats, CausalBackend, ProposerStats};
 pub use constraint::{
-    Allowed, Constraint, ConstraintError, Encode, Format, Grammars, Mask, Thoughts, Word, Words,
+    Allowed, Constraint, ConstraintError, Encode, Format, Grammars, Mask, Thoughts, Word, Words, spaced,
 };
 pub use diffusion::DiffusionBackend;
 pub use logprobs::TokenLogprobs;

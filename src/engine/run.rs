@@ -262,14 +262,12 @@ impl<'a> Reply<'a> {
                 self.end(&mut parts);
                 return (parts, Some(self.stopped()));
             }
-            let place = self.text.content_place();
-            let thoughts = self.text.reasoning_tokens();
-            let piece = self.tokenizer.piece(*token);
-            let stopped = self.text.push(*token, piece, &mut parts);
+            let (written, thoughts) = (self.text.written(), self.text.reasoning_tokens());
+            let stopped = self.text.push(*token, self.tokenizer.piece(*token), &mut parts);
             if let Some(told) = told.filter(|_| self.text.reasoning_tokens() == thoughts) {
-                self.held_back.push(told, piece.len());
+                self.held_back.push(told, written..self.text.written());
             }
-            self.held_back.settle(place, self.text.content_place());
+            self.settle();
             if stopped {
                 return (parts, Some(self.stopped()));
             }
@@ -298,9 +296,14 @@ impl<'a> Reply<'a> {
     }
 
     fn end(&mut self, parts: &mut Parts) {
-        let place = self.text.content_place();
         self.text.flush(parts);
-        self.held_back.settle(place, self.text.content_place());
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        for origin in self.text.origins() {
+            self.held_back.settle(&origin);
+        }
     }
 }
 

@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 use crate::engine::SubmitError;
 use crate::text::TextError;
 
+/// Code of a refusal of what the API has and this server has not.
+pub(super) const UNSUPPORTED: &str = "unsupported_parameter";
+
 /// An answer other than success. Boxed, since it travels through every `Result` of this room.
 #[derive(Debug, Clone)]
 pub(super) struct ApiError(Box<Refusal>);
@@ -55,7 +58,7 @@ impl ApiError {
     pub(super) fn unsupported(param: impl Into<String>, why: &str) -> Self {
         let param = param.into();
         let message = format!("`{param}`: {why}");
-        Self::field(param, message).code("unsupported_parameter")
+        Self::field(param, message).code(UNSUPPORTED)
     }
 
     /// 500: it is our fault.
@@ -138,6 +141,11 @@ impl ApiError {
             });
         }
         self
+    }
+
+    /// Whether it has this code.
+    pub(super) fn is(&self, code: &str) -> bool {
+        self.0.code == Some(code)
     }
 
     /// What is wrong.

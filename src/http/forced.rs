@@ -5,13 +5,14 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use axum::http::StatusCode;
+use serde_json::{Map, Value, json};
 
 use super::chat::ENABLE_THINKING;
 use super::constrained::compile;
-use super::error::ApiError;
+use super::error::{ApiError, UNSUPPORTED};
 use super::tools::{Choice, Tools};
-use crate::decode::{Constraint, Format};
+use crate::decode::{Constraint, Format, spaced};
 use crate::engine::{Model, ModelKind};
 use crate::text::calls::{self, Calling};
 use crate::text::{Specials, Tokenizer};
@@ -45,11 +46,10 @@ impl Tools {
             Choice::Named(named) => named == name,
         };
         let mut forced = Vec::new();
-        for (place, (tool, _)) in
-            self.list.iter().zip(&self.names).enumerate().filter(|(_, (_, name))| is_forced(name))
-        {
-            makes_objects(place, tool)?;
-            forced.push(tool.clone());
+        for (place, (tool, name)) in self.list.iter().zip(&self.names).enumerate() {
+            if is_forced(name) {
+                forced.push(Forced::new(place, name, tool)?);
+            }
         }
         if forced.is_empty() {
             return Ok(None);
@@ -58,8 +58,12 @@ impl Tools {
             return Ok(None);
         };
         let several = !self.one && self.choice == Choice::Required;
-        let text = calls::grammar(template.syntax(), &forced, several, &model.tokenizer);
-        compile(model, Format::Lark(text), "tool_choice", true).await.map(Some)
+        let tools: Vec<Value> = forced.iter().map(Forced::declared).collect();
+        let text = calls::grammar(template.syntax(), &tools, several, &model.tokenizer);
+        match compile(model, Format::Lark(text), "tool_choice", true).await {
+            Ok(form) => Ok(Some(form)),
+            Err(error) => Err(blamed(model, forced, error).await),
+        }
     }
 
     /// The beginning of the call that the request forces, if it forces one. Thinking is switched off with it.
@@ -91,17 +95,53 @@ impl Tools {
     }
 }
 
-/// Refuses a schema of other things than objects, which arguments are.
-fn makes_objects(place: usize, tool: &Value) -> Result<(), ApiError> {
-    let kind = &tool["function"]["parameters"]["type"];
-    if kind.is_null() || kind == "object" {
-        return Ok(());
+/// A tool that must be called, or may be instead of others that must.
+struct Forced {
+    /// The field with the schema of its arguments.
+    param: String,
+    name: String,
+    /// The schema, which is of objects.
+    schema: Value,
+}
+
+impl Forced {
+    /// The tool that a request has at `place`. Refuses a schema of other things than objects, which arguments are.
+    fn new(place: usize, name: &str, tool: &Value) -> Result<Self, ApiError> {
+        let param = format!("tools[{place}].function.parameters");
+        let mut schema = tool["function"]["parameters"].as_object().cloned().unwrap_or_default();
+        let kind = schema.entry("type").or_insert(Value::Null);
+        if kind.is_null() {
+            *kind = "object".into();
+        }
+        if kind != "object" {
+            let message = format!(
+                "`{param}`: found the type {kind}, expected \"object\": arguments are one, and `tool_choice` asks for \
+                 a call"
+            );
+            return Err(ApiError::field(param, message));
+        }
+        Ok(Self { param, name: name.to_owned(), schema: spaced(schema) })
     }
-    let param = format!("tools[{place}].function.parameters");
-    let message = format!(
-        "`{param}`: found the type {kind}, expected \"object\": arguments are one, and `tool_choice` asks for a call"
-    );
-    Err(ApiError::field(param, message))
+
+    fn declared(&self) -> Value {
+        json!({ "function": { "name": self.name, "parameters": self.schema } })
+    }
+}
+
+/// Which schema it is for which calls of these tools cannot be compiled; `error` tells of a grammar that the client never
+/// wrote.
+async fn blamed(model: &Arc<Model>, forced: Vec<Forced>, error: ApiError) -> ApiError {
+    if error.is(UNSUPPORTED) || error.status() != StatusCode::BAD_REQUEST {
+        return error;
+    }
+    for Forced { param, schema, .. } in forced {
+        if let Err(error) = compile(model, Format::JsonSchema(schema), &param, true).await {
+            return error;
+        }
+    }
+    let message = "`tools`: calls of all that `tool_choice` allows take more than is supported together; send fewer tools, \
+                   or simpler schemas";
+    ApiError::field("tools", message)
 }
 
 impl Begun {

@@ -145,7 +145,7 @@ impl Asked {
             }
             Some(options) => {
                 let mut options = Fields::new(options);
-                let include = options.boolean("include_usage").map_err(|e| e.param("stream_options"))?;
+                let include = options.boolean("include_usage").map_err(|e| e.within("stream_options"))?;
                 include.unwrap_or(false)
             }
         };
@@ -280,11 +280,7 @@ fn warm(temperature: f32) -> f32 {
 
 /// Fields of either API that are not here, unless they ask for nothing, and those that have no effect.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    let empty = |value: &Value| match value {
-        Value::Array(list) => list.is_empty(),
-        Value::Object(map) => map.is_empty(),
-        _ => false,
-    };
+    let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     let off = |value: &Value| *value == Value::Bool(false);
     let no_tools = "tool calls are not supported";
     fields.refuse("tools", no_tools, empty)?;
@@ -292,7 +288,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse("tool_choice", no_tools, |v| v == "none" || v == "auto")?;
     fields.refuse("function_call", no_tools, |v| v == "none" || v == "auto")?;
     fields.refuse("parallel_tool_calls", no_tools, Value::is_boolean)?;
-    let text_only = |v: &Value| v.as_array().is_some_and(|list| list.iter().all(|m| m == "text"));
+    let text_only = |v: &Value| *v == serde_json::json!(["text"]);
     fields.refuse("modalities", "only [\"text\"] is supported", text_only)?;
     fields.refuse("audio", "audio is not supported", |_| false)?;
     fields.refuse("prediction", "predicted output is not supported", |_| false)?;

@@ -38,6 +38,8 @@ impl Share {
 pub(super) struct Shares {
     requests: Option<Share>,
     tokens: Option<Share>,
+    /// Those of requests and of tokens where there is no limit, but was one: what was used of it grows back meanwhile.
+    lifted: [Option<Share>; 2],
     looked: Instant,
     /// Tokens used in all, as far as they are counted here.
     used: u64,
@@ -57,16 +59,20 @@ pub(super) struct Exhausted {
 impl Shares {
     pub(super) fn new(limits: RateLimits, now: Instant, used: u64) -> Self {
         let [requests, tokens] = [limits.requests, limits.tokens].map(|limit| limit.map(Share::new));
-        Self { requests, tokens, looked: now, used }
+        Self { requests, tokens, lifted: [None; 2], looked: now, used }
     }
 
-    /// The same under other limits: what was used of the old ones is used of these.
+    /// The same under other limits: what was used of the old ones is used of these, and of later ones.
     pub(super) fn under(&mut self, limits: RateLimits, now: Instant, used: u64) -> Self {
         self.look(now, used);
         let mut new = Self::new(limits, now, used);
-        for (new, old) in [(&mut new.requests, self.requests), (&mut new.tokens, self.tokens)] {
-            if let (Some(new), Some(old)) = (new, old) {
-                new.left -= old.size - old.left;
+        let old = [self.requests.or(self.lifted[0]), self.tokens.or(self.lifted[1])];
+        for (place, (new_share, old)) in [&mut new.requests, &mut new.tokens].into_iter().zip(old).enumerate()
+        {
+            match (new_share, old) {
+                (Some(new), Some(old)) => new.left -= old.size - old.left,
+                (None, old) => new.lifted[place] = old,
+                (Some(_), None) => {}
             }
         }
         new
@@ -94,7 +100,8 @@ impl Shares {
         self.looked = now;
         let spent = used.saturating_sub(self.used);
         self.used = used;
-        [&mut self.requests, &mut self.tokens].into_iter().flatten().for_each(|share| share.grow(passed));
+        let limited = [&mut self.requests, &mut self.tokens];
+        limited.into_iter().chain(&mut self.lifted).flatten().for_each(|share| share.grow(passed));
         if let Some(tokens) = &mut self.tokens {
             tokens.left -= spent as f64;
         }
@@ -198,6 +205,30 @@ mod tests {
         let (mut free, now) = self::shares(None, None);
         free.take(now, 0).unwrap();
         assert_eq!(free.under(limits(Some(1), None), now, 0).take(now, 0), Ok(()));
+    }
+
+    #[test]
+    fn a_limit_that_was_lifted_for_a_while_forgets_nothing() {
+        let (mut shares, now) = shares(Some(6), Some(600));
+        for _ in 0..6 {
+            shares.take(now, 0).unwrap();
+        }
+        let limits = |requests, tokens| RateLimits { requests, tokens };
+        let mut free = shares.under(limits(None, None), now, 600);
+        // What is not limited is not counted.
+        free.take(now, 700).unwrap();
+        let mut free = free.under(limits(None, None), now, 800);
+        let later = now + seconds(5.0);
+        let mut again = free.under(limits(Some(6), None), later, 900);
+        assert_eq!(again.take(later, 900).unwrap_err().wait, seconds(5.0));
+        assert_eq!(again.take(now + seconds(10.0), 900), Ok(()));
+        let mut both = again.under(limits(Some(6), Some(600)), now + seconds(10.0), 900);
+        let refused = both.take(now + seconds(10.0), 900).unwrap_err();
+        assert_eq!(
+            (refused.what, refused.wait),
+            ("requests", seconds(10.0)),
+            "tokens have grown back to 100"
+        );
     }
 
     #[test]

@@ -62,8 +62,11 @@ fn options(allow: &'static str) -> Response {
 }
 
 async fn not_found(method: Method, uri: Uri) -> ApiError {
+    // CONNECT names a host and no path.
+    let whole = uri.to_string();
+    let path = if uri.path().is_empty() { &whole } else { uri.path() };
     let message =
-        format!("there is no {} {} here; the API is under /v1", quoted(method.as_str()), quoted(uri.path()));
+        format!("there is no {} {} here; the API is under /v1", quoted(method.as_str()), quoted(path));
     ApiError::refused(StatusCode::NOT_FOUND, message).code("unknown_url")
 }
 

@@ -73,7 +73,17 @@ fn with_template(
         match config.model.tool_calls {
             ToolCalls::Auto => {}
             ToolCalls::Off => template.set_calls(None),
-            ToolCalls::As(syntax) => template.set_calls(Some(syntax)),
+            ToolCalls::As(syntax) => match syntax.missing(&tokenizer) {
+                None => template.set_calls(Some(syntax)),
+                Some(token) => {
+                    return Err(format!(
+                        "`model.tool_calls` is \"{syntax}\", but the vocabulary of {} has no token `{token}`, by which \
+                         such calls are told; set \"auto\", or the syntax that the model writes",
+                        own_file.display()
+                    )
+                    .into());
+                }
+            },
         }
     }
     // Only now: the template's marks know the channel's tokens.

@@ -58,11 +58,12 @@ impl Assembler {
     }
 
     /// Whether these bytes would end the reply, if they came next.
-    pub fn would_stop(&self, piece: &[u8]) -> bool {
-        !piece.is_empty()
-            && !self.stops.is_empty()
-            && self.stopped.is_none()
-            && self.clone().push(piece, &mut String::new()).is_some()
+    pub fn would_stop<'b>(&self, bytes: impl IntoIterator<Item = &'b u8>) -> bool {
+        if self.stops.is_empty() || self.stopped.is_some() {
+            return false;
+        }
+        let bytes: Vec<u8> = bytes.into_iter().copied().collect();
+        !bytes.is_empty() && self.clone().push(&bytes, &mut String::new()).is_some()
     }
 
     /// Ends the reply: appends what was held back for stop strings to `out` and drops an incomplete character.

@@ -27,7 +27,7 @@ mod vocabulary;
 
 pub use assemble::Assembler;
 pub use error::TextError;
-pub use reply::{Channel, ChannelForm, Parts, ReplyText};
+pub use reply::{Channel, ChannelForm, Origin, Parts, ReplyText};
 pub use template::{ChatInput, ChatTemplate, Rendered};
 pub use tokenizer::{Specials, Tokenizer};
 pub use vocabulary::{Fim, Strings, TokenKind, Vocabulary};

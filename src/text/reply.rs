@@ -5,9 +5,11 @@
 //! told by their ids, so the same characters written as text mean nothing. What comes out does not depend on how the
 //! tokens are cut into runs.
 
+use std::ops::Range;
+
 use super::Assembler;
 use super::Tokenizer;
-use super::calls::{Call, Calling, Reader, Segment};
+use super::calls::{Call, Calling, Reader, Said, Segment};
 
 /// The first line inside a named channel: the channel's name, which is not part of the thoughts.
 const NAME: &[u8] = b"thought\n";
@@ -61,6 +63,15 @@ enum Place {
     Thoughts,
 }
 
+/// A stretch of the content and what it was made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Origin {
+    /// Bytes of all that was written outside of the thoughts ([`ReplyText::written`]).
+    pub written: Range<usize>,
+    /// Bytes of the content, of what is held back, was cut off or is not a whole character yet included.
+    pub content: Range<usize>,
+}
+
 /// Assembles a reply from its tokens. Stop strings end it where they occur in the content; the thoughts may hold them.
 #[derive(Debug, Clone)]
 pub struct ReplyText {
@@ -72,6 +83,8 @@ pub struct ReplyText {
     /// Takes calls out of the content.
     calls: Option<Reader>,
     segments: Vec<Segment>,
+    /// Of what the content is made that nobody has asked about.
+    origins: Vec<Origin>,
     /// Line breaks that come next are layout.
     leading: bool,
     /// Line breaks of thoughts that are layout if nothing follows them.
@@ -89,6 +102,7 @@ impl ReplyText {
             reasoning_tokens: 0,
             calls: None,
             segments: Vec::new(),
+            origins: Vec::new(),
             leading: false,
             breaks: 0,
         }
@@ -158,7 +172,9 @@ impl ReplyText {
             Place::Content => {
                 let piece = self.without_leading(piece);
                 let Some(calls) = &mut self.calls else {
-                    return self.content.push(piece, &mut out.content).is_some();
+                    let from = self.content.place().1;
+                    add(&mut self.content, &mut self.origins, from, piece, out);
+                    return self.content.stopped().is_some();
                 };
                 calls.push(token, piece, &mut self.segments);
                 return self.say(out);
@@ -180,10 +196,14 @@ impl ReplyText {
         self.content.flush(&mut out.content);
     }
 
-    /// Bytes of content so far, of what is held back, was cut off or is not a whole character yet included, and bytes that
-    /// they were made of. What may become a call of a tool is not counted yet.
-    pub fn content_place(&self) -> (usize, usize) {
-        self.content.place()
+    /// Bytes that were written outside of the thoughts: text, calls, and the names of the calls' markers.
+    pub fn written(&self) -> usize {
+        self.calls.as_ref().map_or(self.content.place().1, Reader::written)
+    }
+
+    /// What of it has become content since this was asked last, in order.
+    pub fn origins(&mut self) -> impl Iterator<Item = Origin> {
+        self.origins.drain(..)
     }
 
     /// How many tokens belonged to the thinking channel, its markers and name included.
@@ -210,7 +230,9 @@ impl ReplyText {
     fn say(&mut self, out: &mut Parts) -> bool {
         for segment in self.segments.drain(..) {
             match segment {
-                Segment::Content(bytes) => drop(self.content.push(&bytes, &mut out.content)),
+                Segment::Content(Said { from, bytes }) => {
+                    add(&mut self.content, &mut self.origins, from, &bytes, out);
+                }
                 // What comes after a stop string is no part of the reply.
                 Segment::Call(call) if self.content.stopped().is_none() => out.calls.push(call),
                 Segment::Call(_) => {}
@@ -218,9 +240,11 @@ impl ReplyText {
         }
         // White space before a call is no content, but it was written: a stop string that it completes ends the reply.
         if let Some(calls) = &mut self.calls
-            && self.content.would_stop(calls.spaces())
+            && self.content.would_stop(calls.spaces().iter().flat_map(|said| &said.bytes))
         {
-            self.content.push(&calls.take_spaces(), &mut out.content);
+            for Said { from, bytes } in calls.take_spaces() {
+                add(&mut self.content, &mut self.origins, from, &bytes, out);
+            }
         }
         self.content.stopped().is_some() || self.calls.as_ref().is_some_and(Reader::is_over)
     }
@@ -275,6 +299,16 @@ impl ReplyText {
             self.reasoning.push(&NAME[..seen], &mut out.reasoning);
         }
     }
+}
+
+/// More content, which was written from `from` on. What comes after a stop string is none.
+fn add(content: &mut Assembler, origins: &mut Vec<Origin>, from: usize, bytes: &[u8], out: &mut Parts) {
+    if bytes.is_empty() || content.stopped().is_some() {
+        return;
+    }
+    let before = content.place().0;
+    content.push(bytes, &mut out.content);
+    origins.push(Origin { written: from..from + bytes.len(), content: before..content.place().0 });
 }
 
 #[cfg(test)]

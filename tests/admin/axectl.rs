@@ -67,6 +67,17 @@ async fn status_and_queue_as_tables_and_json() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_request_for_several_choices_is_one_job() {
+    let daemon = Daemon::start().await;
+    let _jobs = daemon.engine.submit_all(vec![Daemon::request("job-1"); 3], None).unwrap();
+    let queue = daemon.queue_until(|queue| queue.running.is_some()).await;
+    assert!(queue.waiting.is_empty(), "{queue:?}");
+    let _other = daemon.submit("job-2");
+    let queue = daemon.queue_until(|queue| !queue.waiting.is_empty()).await;
+    assert_eq!(queue.waiting.iter().map(|job| job.id.as_str()).collect::<Vec<_>>(), ["job-2"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn cancel_tells_and_an_unknown_job_is_code_4() {
     let daemon = Daemon::start().await;
     let _job = daemon.submit("job 1");
@@ -227,6 +238,14 @@ async fn an_unreachable_daemon_is_code_3_with_advice() {
     assert_eq!(code, 3);
     assert!(told.contains("left this socket behind"), "{told}");
 
+    // What is there is something else.
+    let file = directory.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    for other in [file.as_path(), directory.path()] {
+        let (code, _, told) = run_at(other, &["queue"]).await;
+        assert!(code == 3 && told.contains("this is no socket"), "{code}: {told}");
+    }
+
     // Its own version is told even so.
     let (code, out, _) = run_at(&nothing, &["version"]).await;
     assert_eq!((code, out.as_str()), (3, "axectl  0.1.0\naxed    n/a\n"));
@@ -268,6 +287,9 @@ async fn usage_errors_are_code_2_and_help_lists_the_codes() {
     for wrong in [
         &["frobnicate"][..],
         &["cancel"],
+        &["cancel", ""],
+        &["doctor", "--root", "/nowhere/at/all"],
+        &["doctor", "--root", "/proc/self/status"],
         &["logs", "-n", "x"],
         &["logs", "--level", "loud"],
         &["gpu", "--watch", "0"],

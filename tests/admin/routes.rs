@@ -238,16 +238,18 @@ async fn a_bench_and_a_reload_do_not_mix() {
     let (code, message) = refusal(daemon.client().post("/bench", Some(&asked)).await);
     assert!(code == "reloading" && message.contains("axectl status"), "{code}: {message}");
     assert_eq!(daemon.engine.status().counters.requests.length, 0);
-    // One that changed no model is told of.
+    // One that changed something, but no model, is told of; one that was refused or changed nothing is not.
     daemon.board.pin_reload(Reloading::Ended(Instant::now(), Ok(String::new())));
+    daemon.board.pin_change();
     for meanwhile in [false, true] {
         let client = daemon.client();
         let reload = async {
             daemon.queue_until(|queue| queue.running.is_some()).await;
+            daemon.board.pin_reload(Reloading::Since(Instant::now()));
             if meanwhile {
-                daemon.board.pin_reload(Reloading::Since(Instant::now()));
-                daemon.board.pin_reload(Reloading::Ended(Instant::now(), Ok(String::new())));
+                daemon.board.pin_change();
             }
+            daemon.board.pin_reload(Reloading::Ended(Instant::now(), Ok(String::new())));
             round();
             round();
         };

@@ -114,7 +114,11 @@ impl Daemon {
     }
 
     pub fn submit(&self, id: &str) -> axe::engine::Job {
-        let request = Request {
+        self.engine.submit(Self::request(id)).unwrap()
+    }
+
+    pub fn request(id: &str) -> Request {
+        Request {
             id: id.to_owned(),
             prompt: vec![0; 7],
             sampling: Sampling::default(),
@@ -122,8 +126,7 @@ impl Daemon {
             channels: true,
             drafts: false,
             ..Request::default()
-        };
-        self.engine.submit(request).unwrap()
+        }
     }
 
     /// Waits until the queue looks as `wanted`.

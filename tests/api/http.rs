@@ -53,6 +53,12 @@ async fn unknown_routes_are_404_in_the_apis_shape() {
         assert_eq!(error["error"]["code"], "unknown_url");
     }
     assert_eq!(server.get("/health").await.status(), 200);
+    // A host and no path.
+    let answer = exchange(&server, b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\nconnection: close\r\n\r\n").await;
+    assert!(
+        answer.starts_with("HTTP/1.1 404 ") && answer.contains(r#"\"CONNECT\" \"a:1\" here"#),
+        "{answer}"
+    );
 }
 
 #[tokio::test]

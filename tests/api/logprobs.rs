@@ -1,6 +1,7 @@
 //! Log-probabilities as each API tells them: values, shapes, streams, and what of a reply they are told of.
 
 use crate::block_support::{Hashed, auto, fixed};
+use crate::forced;
 use crate::stage::{self, CONTEXT, EOS, Script, Server, Stage, bytes, config, loaded, thinking};
 use crate::with;
 use axe::decode::block::BlockModel;
@@ -283,4 +284,54 @@ async fn what_cannot_be_told_is_refused() {
     assert_eq!((&error["param"], &error["code"]), (&json!("logprobs"), &json!("unsupported_parameter")));
     let error = denoising.refusal(TEXT, &json!({"prompt": "a", "logprobs": 1}), 400).await;
     assert_eq!(error["param"], "logprobs");
+}
+
+#[tokio::test]
+async fn those_of_calls_are_left_out_and_white_space_around_them_is_in_step() {
+    const CALL: &str = "<tool_call>\n{\"name\": \"clock\", \"arguments\": {}}\n</tool_call>";
+    let clock = json!([{"type": "function", "function": {"name": "clock"}}]);
+    let gemma = |text: &str| {
+        let quoted = |text: &str| json!(text).to_string();
+        let parts = text.split('|').map(|part| match part {
+            "<" => "<[260]>".to_owned(),
+            ">" => "<[261]>".to_owned(),
+            text => quoted(text),
+        });
+        parts.collect::<Vec<_>>().join(" ")
+    };
+    let whole = |text: String| json!(text).to_string();
+    let half = &CALL[..29];
+    for (template, form, content) in [
+        (forced::QWEN, whole(format!("hi {CALL} bye")), "hi  bye".to_owned()),
+        (forced::QWEN, whole(format!("a b {CALL}\n\n{CALL} c d")), "a b \n\n c d".to_owned()),
+        (forced::QWEN, whole(format!("{CALL}\n{half}\n  ")), format!("\n{half}")),
+        (forced::QWEN, whole(format!("  {CALL}  ")), String::new()),
+        (
+            forced::QWEN,
+            whole(format!(" x {}", CALL.replace("clock", "nobody"))),
+            format!(" x {}", CALL.replace("clock", "nobody")),
+        ),
+        (forced::GEMMA, gemma("hi |<|call:clock{}|>| bye"), "hi  bye".to_owned()),
+        (
+            forced::GEMMA,
+            gemma("hi|<|call:nobody{} |>| bye "),
+            "hi<|tool_call>call:nobody{} <tool_call|> bye ".to_owned(),
+        ),
+        (
+            forced::GEMMA,
+            gemma("hi |<|call:clock{} |<|call:nobody{}"),
+            "hi  <|tool_call>call:nobody{}".to_owned(),
+        ),
+    ] {
+        for rows in [1, 8] {
+            let server = forced::server(template, rows).await;
+            let body = chat(json!({"tools": clock, "grammar": format!("start: {form}"), "max_tokens": 300}));
+            let answer = server.ask(CHAT, &body).await;
+            let choice = &answer["choices"][0];
+            assert_eq!(choice["message"]["content"].as_str().unwrap_or_default(), content, "{form}");
+            let entries = choice["logprobs"]["content"].as_array().cloned().unwrap_or_default();
+            let told: String = entries.iter().map(|entry| entry["token"].as_str().unwrap()).collect();
+            assert_eq!(told, content, "{form}");
+        }
+    }
 }

@@ -320,7 +320,12 @@ async fn what_is_wrong_is_told_in_the_words_of_the_request() {
         (json!({"thinking": {"type": "enabled", "budget_tokens": 0}}), "`thinking.budget_tokens`"),
         (json!({"tools": tools(), "tool_choice": {"type": "tool", "name": "x"}}), "`tool_choice`"),
         (json!({"thinking": {"type": "deep"}}), "`thinking.type`"),
-        (json!({"container": "x"}), "`container`"),
+        (json!({"container": "x"}), "`container`: nothing of the kind"),
+        (json!({"messages": [{"role": "user", "content": []}]}), "`messages[0].content`: found no blocks"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "a", "input": {}}]}]}),
+            "`messages[0].content[0].type`: found \"tool_use\", which stands in an assistant's message",
+        ),
         (json!({"output_config": {"format": {"type": "xml"}}}), "`output_config.format`"),
         (
             json!({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}),

@@ -175,6 +175,7 @@ async fn what_is_not_supported_is_refused_by_name_unless_it_asks_for_nothing() {
         ("suffix", json!("x"), json!("")),
         ("best_of", json!(2), json!(1)),
         ("modalities", json!(["text", "audio"]), json!(["text"])),
+        ("modalities", json!([]), json!(["text"])),
         ("audio", json!({"voice": "x"}), json!(null)),
         ("prediction", json!({"type": "content"}), json!(null)),
         ("reasoning_effort", json!("high"), json!(null)),
@@ -188,6 +189,26 @@ async fn what_is_not_supported_is_refused_by_name_unless_it_asks_for_nothing() {
             body[field] = accepted.clone();
             server.ask(path, &body).await;
         }
+    }
+}
+
+#[tokio::test]
+async fn members_of_fields_are_named_with_them() {
+    let server = Server::start(Script::saying("x")).await;
+    for path in [CHAT, TEXT] {
+        let mut body = chat(json!({"prompt": "a", "stream": true, "stream_options": {"include_usage": "x"}}));
+        let error = server.refusal(path, &body, 400).await;
+        assert_eq!(error["param"], "stream_options.include_usage");
+        assert!(
+            error["message"].as_str().unwrap().starts_with("`stream_options.include_usage`: "),
+            "{error}"
+        );
+        body["stream_options"] = json!({"include_usage": null});
+        assert_eq!(server.post(path, &body).await.status(), 200);
+    }
+    for tools in [json!({}), json!([1])] {
+        let error = server.refusal(TEXT, &json!({"prompt": "a", "tools": tools}), 400).await;
+        assert_eq!(error["param"], "tools");
     }
 }
 

@@ -105,11 +105,14 @@ class Router:
                 await self.until_it_serves(daemon)
 
     async def until_it_serves(self, daemon):
-        """Asks until a daemon that came back gets requests: routers leave it out for a while."""
+        """Asks until a daemon that came back gets requests: routers leave it out for a while, and may try it too early."""
         served, end = answered(daemon), time.monotonic() + PATIENCE
         while answered(daemon) == served:
             self.assertLess(time.monotonic(), end, "the daemon that came back gets no requests")
-            await asyncio.gather(*(self.whole() for _ in range(4)))
+            replies = await asyncio.gather(*(self.whole() for _ in range(4)), return_exceptions=True)
+            for odd in replies:
+                if isinstance(odd, Exception) and not isinstance(odd, openai.APIError):
+                    raise odd
 
     async def until(self, what, happened):
         await asyncio.to_thread(eventually, what, happened)

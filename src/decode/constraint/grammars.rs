@@ -5,7 +5,7 @@ use std::sync::Arc;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{Compiled, Constraint, ConstraintError, Format, told};
 
@@ -26,7 +26,7 @@ const TRIED: usize = 4;
 
 /// White space of JSON that nobody asked to be otherwise: one space, or a line break with an indent. Without bounds a small
 /// model may go on with it for ever.
-const WHITE_SPACE: &str = r" |\n[ \t]{0,32}";
+const WHITE_SPACE: &str = r" |\n( {0,32}|\t{0,8})";
 
 /// What one token is to a form.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,7 +101,13 @@ impl Grammars {
         let grammar = match format {
             Format::JsonSchema(schema) => {
                 check(schema)?;
-                TopLevelGrammar::from_json_schema(with_white_space(schema)?)
+                let schema = match schema {
+                    Value::Object(map) => spaced(map.clone()),
+                    // Any JSON.
+                    Value::Bool(true) => spaced(Map::new()),
+                    _ => return Err(ConstraintError::Refused("a JSON schema is an object".to_owned())),
+                };
+                TopLevelGrammar::from_json_schema(schema)
             }
             Format::Lark(text) => {
                 schemas_in(text).try_for_each(|schema| check(&schema))?;
@@ -214,18 +220,11 @@ fn check_numbers(schema: &Value) -> Result<(), ConstraintError> {
     }
 }
 
-/// A schema with our white space, if it says nothing of it.
-fn with_white_space(schema: &Value) -> Result<Value, ConstraintError> {
-    match schema {
-        Value::Object(map) => {
-            let mut map = map.clone();
-            map.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": WHITE_SPACE }));
-            Ok(Value::Object(map))
-        }
-        // Any JSON.
-        Value::Bool(true) => with_white_space(&json!({})),
-        _ => Err(ConstraintError::Refused("a JSON schema is an object".to_owned())),
-    }
+/// A schema with our bounds on white space, if it says nothing of it.
+#[must_use]
+pub fn spaced(mut schema: Map<String, Value>) -> Value {
+    schema.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": WHITE_SPACE }));
+    schema.into()
 }
 
 /// Kinds of text whose tokens are sorted beforehand, since JSON has much of them.

@@ -9,7 +9,7 @@ mod grammars;
 mod walk;
 
 pub use allowed::{Allowed, Mask};
-pub use grammars::{Encode, Grammars, Word, Words};
+pub use grammars::{Encode, Grammars, Word, Words, spaced};
 pub(super) use walk::Walk;
 
 use std::fmt;

@@ -69,7 +69,11 @@ pub(super) fn messages(value: Option<Value>) -> Result<Vec<Placed>, ApiError> {
 fn user(path: &str, content: Value, messages: &mut Vec<Placed>) -> Result<(), ApiError> {
     let text_of = |said: String| (path.to_owned(), json!({ "role": "user", "content": said }));
     let mut said: Option<String> = None;
-    for (place, block) in blocks(path, content)? {
+    let blocks = blocks(path, content)?;
+    if blocks.is_empty() {
+        return Err(fault(&format!("{path}.content"), "found no blocks, expected at least one"));
+    }
+    for (place, block) in blocks {
         let kind = block.get("type").and_then(Value::as_str);
         match kind {
             Some("text") => said.get_or_insert_default().push_str(&text(&place, &block, "text")?),
@@ -82,6 +86,9 @@ fn user(path: &str, content: Value, messages: &mut Vec<Placed>) -> Result<(), Ap
                 };
                 let message = json!({ "role": "tool", "tool_call_id": id, "content": content });
                 messages.push((place, message));
+            }
+            Some(other @ ("tool_use" | "thinking" | "redacted_thinking")) => {
+                return Err(misplaced(&place, other, "an assistant's"));
             }
             other => return Err(unsupported(&place, other)),
         }
@@ -108,6 +115,7 @@ fn assistant(path: &str, content: Value) -> Result<Value, ApiError> {
                 let function = json!({ "name": name, "arguments": input });
                 calls.push(json!({ "id": id, "type": "function", "function": function }));
             }
+            Some(other @ "tool_result") => return Err(misplaced(&place, other, "a user's")),
             other => return Err(unsupported(&place, other)),
         }
     }
@@ -177,6 +185,11 @@ fn unsupported(path: &str, kind: Option<&str>) -> ApiError {
         }
         None => wrong(&param, &Value::Null, "a string"),
     }
+}
+
+/// A block that stands in messages of another role only.
+fn misplaced(path: &str, kind: &str, whose: &str) -> ApiError {
+    fault(&format!("{path}.type"), &format!("found {}, which stands in {whose} message only", quoted(kind)))
 }
 
 fn wrong(param: &str, found: &Value, expected: &str) -> ApiError {

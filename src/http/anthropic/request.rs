@@ -57,7 +57,7 @@ pub(super) fn translate(mut fields: Fields, app: &App) -> Result<(Fields, Vec<St
         chat.insert("reasoning_effort".to_owned(), effort.into());
     }
     output(fields.object("output_config")?, &mut chat)?;
-    let unsupported = "is not supported";
+    let unsupported = "nothing of the kind is here; leave it out";
     for name in ["container", "mcp_servers", "context_management"] {
         let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
         fields.refuse(name, unsupported, empty)?;

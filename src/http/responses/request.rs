@@ -138,7 +138,8 @@ pub(super) fn translate(mut fields: Fields) -> Result<Translated, ApiError> {
             chat.insert("response_format".to_owned(), format.into());
         }
         let medium = |value: &Value| value == "medium";
-        text.refuse("verbosity", "is not supported", medium).map_err(|error| error.within("text"))?;
+        text.refuse("verbosity", "only \"medium\" is supported", medium)
+            .map_err(|error| error.within("text"))?;
     }
     if let Some(metadata) = fields.take("metadata").filter(|metadata| !metadata.is_object()) {
         return Err(wrong("metadata", &metadata, "an object"));

@@ -5,7 +5,7 @@
 
 use super::body::{NoCalls, arguments, objects, python};
 use super::lexer::Depth;
-use super::reader::{Declared, Segment};
+use super::reader::{Declared, Said, Segment};
 use super::{Call, Syntax};
 use crate::text::Tokenizer;
 
@@ -57,6 +57,8 @@ pub(super) struct Framed {
     control: Vec<(u32, &'static str)>,
     /// Outside of calls: what could become a marker. In a call: all of it, its marker included.
     held: Vec<u8>,
+    /// Where in what was written the held bytes begin.
+    at: usize,
     call: Option<Begun>,
     /// Nothing but white space and calls has come.
     at_start: bool,
@@ -88,7 +90,21 @@ impl Framed {
         let control = markers.filter_map(|text| Some((tokenizer.special(text)?, *text)));
         // What prints is there already.
         let control = control.filter(|(id, _)| tokenizer.piece(*id).is_empty()).collect();
-        Self { syntax, frame, control, held: Vec::new(), call: None, at_start: true, after_bare: false }
+        Self {
+            syntax,
+            frame,
+            control,
+            held: Vec::new(),
+            at: 0,
+            call: None,
+            at_start: true,
+            after_bare: false,
+        }
+    }
+
+    /// Bytes that were written, markers by their names.
+    pub fn written(&self) -> usize {
+        self.at + self.held.len()
     }
 
     /// Takes the next token.
@@ -117,10 +133,12 @@ impl Framed {
     fn outside(&mut self, byte: u8, out: &mut Vec<Segment>) {
         if self.frame.bare && self.at_start && self.held.is_empty() {
             if byte.is_ascii_whitespace() {
-                out.push(Segment::Content(vec![byte]));
+                out.push(Segment::Content(Said { from: self.at, bytes: vec![byte] }));
+                self.at += 1;
                 return;
             }
             if std::mem::take(&mut self.after_bare) && b";,".contains(&byte) {
+                self.at += 1;
                 return;
             }
             if b"{[".contains(&byte) {
@@ -140,7 +158,7 @@ impl Framed {
                 return;
             }
             if frame.layout.iter().any(|layout| layout.as_bytes() == self.held) {
-                self.held.clear();
+                self.drop_held();
                 return;
             }
             let mut markers = frame.opens.iter().chain(frame.layout);
@@ -155,8 +173,16 @@ impl Framed {
     fn release(&mut self, bytes: usize, out: &mut Vec<Segment>) {
         if bytes > 0 {
             self.at_start &= self.held[..bytes].iter().all(u8::is_ascii_whitespace);
-            out.push(Segment::Content(self.held.drain(..bytes).collect()));
+            let said = Said { from: self.at, bytes: self.held.drain(..bytes).collect() };
+            out.push(Segment::Content(said));
+            self.at += bytes;
         }
+    }
+
+    /// What is held is no content.
+    fn drop_held(&mut self) {
+        self.at += self.held.len();
+        self.held.clear();
     }
 
     /// A call begins with the marker that is held.
@@ -229,7 +255,7 @@ impl Framed {
         match read.ok().and_then(|calls| tools.check(calls)) {
             Some(calls) => {
                 out.extend(calls.into_iter().map(Segment::Call));
-                self.held.clear();
+                self.drop_held();
                 self.after_bare = true;
             }
             None => self.release(self.held.len(), out),

@@ -1,7 +1,7 @@
 //! Gemma's calls. Their markers and the quotes of their strings are tokens, told by id: the same characters written as
 //! text mean nothing.
 
-use super::reader::{Declared, Segment};
+use super::reader::{Declared, Said, Segment};
 use super::value::{Fault, Letter, Letters};
 use super::{Call, GEMMA_CLOSE, GEMMA_OPEN, GEMMA_QUOTE};
 use crate::text::Tokenizer;
@@ -17,11 +17,15 @@ pub(super) struct Gemma {
     quote: Option<u32>,
     /// The call that was begun.
     call: Option<Begun>,
+    /// Bytes that were written, markers by their names where they stand for something.
+    at: usize,
 }
 
 /// What came behind an opening marker, or behind a whole call that another follows without one.
 #[derive(Debug, Clone, Default)]
 struct Begun {
+    /// Where in what was written it begins, its marker included.
+    from: usize,
     /// An opening marker stands before it.
     marked: bool,
     letters: Vec<Letter>,
@@ -52,7 +56,12 @@ enum Quotes {
 impl Gemma {
     pub fn new(tokenizer: &Tokenizer) -> Self {
         let [open, close, quote] = [GEMMA_OPEN, GEMMA_CLOSE, GEMMA_QUOTE].map(|name| tokenizer.special(name));
-        Self { open, close, quote, call: None }
+        Self { open, close, quote, call: None, at: 0 }
+    }
+
+    /// Bytes that were written, markers by their names where they stand for something.
+    pub fn written(&self) -> usize {
+        self.at
     }
 
     /// Takes the next token.
@@ -61,26 +70,30 @@ impl Gemma {
         if is(self.open) {
             // The one before has no end marker.
             self.end(tools, out);
-            self.call = Some(Begun { marked: true, ..Begun::default() });
+            self.call = Some(Begun { from: self.at, marked: true, ..Begun::default() });
+            self.at += GEMMA_OPEN.len();
             return;
         }
         let Some(call) = &mut self.call else {
-            content(piece.to_vec(), out);
+            content(&mut self.at, piece, out);
             return;
         };
         if is(self.close) {
             std::mem::take(call).settle(true, tools, out).ok();
             self.call = None;
+            self.at += GEMMA_CLOSE.len();
             return;
         }
         if is(self.quote) {
             // Behind a whole call it means nothing.
             if call.whole.is_none() {
                 call.push(Letter::Quote);
+                self.at += GEMMA_QUOTE.len();
             }
             return;
         }
         for (place, &byte) in piece.iter().enumerate() {
+            self.at += 1;
             match call.push(Letter::Byte(byte)) {
                 Next::Inside => {}
                 Next::Another => {
@@ -89,12 +102,13 @@ impl Gemma {
                     let mut letters = Letters(&whole.letters[behind..]);
                     letters.spaces();
                     call.letters = letters.0.to_vec();
+                    call.from = self.at - call.letters.len();
                     whole.settle(false, tools, out).ok();
                 }
                 Next::Else => {
                     std::mem::take(call).settle(false, tools, out).ok();
                     self.call = None;
-                    content(piece[place + 1..].to_vec(), out);
+                    content(&mut self.at, &piece[place + 1..], out);
                     return;
                 }
             }
@@ -144,19 +158,21 @@ impl Begun {
             Ok(call) => (tools.check(vec![call]), Ok(())),
             Err(fault) => (None, Err(fault)),
         };
+        let mut text = if self.marked { GEMMA_OPEN.as_bytes().to_vec() } else { Vec::new() };
+        text.extend(shown(&self.letters));
+        let (mut at, is_call) = (self.from, calls.is_some());
         match calls {
-            Some(calls) => out.extend(calls.into_iter().map(Segment::Call)),
-            None => {
-                let mut text = if self.marked { GEMMA_OPEN.as_bytes().to_vec() } else { Vec::new() };
-                text.extend(shown(&self.letters));
-                if closed {
-                    text.extend(GEMMA_CLOSE.as_bytes());
-                }
-                content(text, out);
+            Some(calls) => {
+                out.extend(calls.into_iter().map(Segment::Call));
+                at += text.len();
             }
+            None => content(&mut at, &text, out),
         }
         if !matches!(behind(&rest), Next::Another) {
-            content(shown(&rest), out);
+            content(&mut at, &shown(&rest), out);
+        }
+        if closed && !is_call {
+            content(&mut at, GEMMA_CLOSE.as_bytes(), out);
         }
         outcome
     }
@@ -173,9 +189,11 @@ fn behind(rest: &[Letter]) -> Next {
     }
 }
 
-fn content(bytes: Vec<u8>, out: &mut Vec<Segment>) {
+/// What was written from `at` on is content.
+fn content(at: &mut usize, bytes: &[u8], out: &mut Vec<Segment>) {
     if !bytes.is_empty() {
-        out.push(Segment::Content(bytes));
+        out.push(Segment::Content(Said { from: *at, bytes: bytes.to_vec() }));
+        *at += bytes.len();
     }
 }
 

@@ -11,6 +11,7 @@ mod framed;
 mod gemma;
 mod grammar;
 mod lexer;
+mod notation;
 mod reader;
 #[cfg(test)]
 mod tests;
@@ -25,7 +26,7 @@ use serde::{Serialize, Serializer};
 use super::Tokenizer;
 
 pub use grammar::grammar;
-pub use reader::{Reader, Segment};
+pub use reader::{Reader, Said, Segment};
 pub use write::{begun, call, declared, results};
 
 /// How a model writes calls.
@@ -72,13 +73,19 @@ impl Syntax {
         Self::ALL.into_iter().find(|syntax| syntax.name() == name)
     }
 
+    /// A token without which calls in this syntax are never found, and which the vocabulary lacks.
+    #[must_use]
+    pub fn missing(self, tokenizer: &Tokenizer) -> Option<&'static str> {
+        let needed: &[_] = if self == Self::Gemma { &[GEMMA_OPEN, GEMMA_CLOSE, GEMMA_QUOTE] } else { &[] };
+        needed.iter().copied().find(|name| tokenizer.special(name).is_none())
+    }
+
     /// What the source of a chat template tells. `shows_tools` is whether it writes declarations of tools: one that does
     /// so without any marker that is known here most likely asks for plain JSON; for one that does not, the syntax is
     /// the caller's choice, which is the most common one.
     #[must_use]
     pub fn of_template(source: &str, tokenizer: &Tokenizer, shows_tools: bool) -> Self {
-        let gemma = [GEMMA_OPEN, GEMMA_CLOSE].map(|name| tokenizer.special(name));
-        if source.contains(GEMMA_OPEN) && gemma.iter().all(Option::is_some) {
+        if source.contains(GEMMA_OPEN) && Self::Gemma.missing(tokenizer).is_none() {
             return Self::Gemma;
         }
         for (marker, syntax) in [

@@ -8,10 +8,19 @@ use crate::text::Tokenizer;
 /// What a reply consists of, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Segment {
-    /// Bytes of content.
-    Content(Vec<u8>),
+    /// Content.
+    Content(Said),
     /// A call, whole.
     Call(Call),
+}
+
+/// Bytes of content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Said {
+    /// Where they stand in all that was written ([`Reader::written`]).
+    pub from: usize,
+    /// The bytes.
+    pub bytes: Vec<u8>,
 }
 
 /// Takes calls out of a reply.
@@ -24,7 +33,7 @@ pub struct Reader {
     tools: Declared,
     one: bool,
     /// White space that is content only if content follows.
-    spaces: Vec<u8>,
+    spaces: Vec<Said>,
     calls: usize,
     unfinished: bool,
     /// What the form has found and was not looked at.
@@ -77,6 +86,15 @@ impl Reader {
         self.settle(out);
     }
 
+    /// Bytes that were written so far: all text, calls included, and the names of those markers that stand for something.
+    #[must_use]
+    pub fn written(&self) -> usize {
+        match &self.form {
+            Form::Gemma(gemma) => gemma.written(),
+            Form::Framed(framed) => framed.written(),
+        }
+    }
+
     /// Something else begins, such as thoughts: a call that was begun goes no further.
     pub fn interrupt(&mut self, out: &mut Vec<Segment>) {
         self.end(out);
@@ -86,8 +104,8 @@ impl Reader {
     pub fn finish(&mut self, out: &mut Vec<Segment>) {
         self.unfinished |= self.end(out);
         let spaces = std::mem::take(&mut self.spaces);
-        if self.calls == 0 && !spaces.is_empty() {
-            out.push(Segment::Content(spaces));
+        if self.calls == 0 {
+            out.extend(spaces.into_iter().map(Segment::Content));
         }
     }
 
@@ -110,13 +128,13 @@ impl Reader {
     }
 
     /// White space that is content only if content follows, for which nobody waits any longer.
-    pub fn take_spaces(&mut self) -> Vec<u8> {
+    pub fn take_spaces(&mut self) -> Vec<Said> {
         std::mem::take(&mut self.spaces)
     }
 
     /// What [`take_spaces`](Self::take_spaces) would give.
     #[must_use]
-    pub fn spaces(&self) -> &[u8] {
+    pub fn spaces(&self) -> &[Said] {
         &self.spaces
     }
 
@@ -137,15 +155,17 @@ impl Reader {
                 break;
             }
             match segment {
-                Segment::Content(mut bytes) => {
+                Segment::Content(Said { from, mut bytes }) => {
                     let spaces = bytes.iter().rev().take_while(|byte| byte.is_ascii_whitespace()).count();
                     let tail = bytes.split_off(bytes.len() - spaces);
+                    let behind = from + bytes.len();
                     if !bytes.is_empty() {
-                        let mut content = std::mem::take(&mut self.spaces);
-                        content.append(&mut bytes);
-                        out.push(Segment::Content(content));
+                        out.extend(self.spaces.drain(..).map(Segment::Content));
+                        out.push(Segment::Content(Said { from, bytes }));
                     }
-                    self.spaces.extend(tail);
+                    if !tail.is_empty() {
+                        self.spaces.push(Said { from: behind, bytes: tail });
+                    }
                 }
                 Segment::Call(call) => {
                     self.calls += 1;

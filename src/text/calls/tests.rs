@@ -61,7 +61,7 @@ fn run(
 ) -> (String, Vec<(String, String)>, bool) {
     static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| bytes_and(&NAMES));
     let mut reader = Reader::new(calling, &TOKENIZER);
-    let mut out = Vec::new();
+    let (mut out, mut written) = (Vec::new(), Vec::new());
     let (mut at, mut cuts) = (0, cuts.iter());
     while at < tokens.len() {
         let most = *cuts.next().unwrap_or(&1);
@@ -69,13 +69,29 @@ fn run(
         let piece: Vec<u8> = tokens[at..at + run].iter().flat_map(|(_, piece)| piece).copied().collect();
         // Id 7 stands for any ordinary token.
         reader.push(if run == 0 { tokens[at].0 } else { 7 }, &piece, &mut out);
+        match run {
+            // Not all markers stand for something in every syntax and place.
+            0 => {
+                let name = NAMES[(tokens[at].0 - CONTROL) as usize].as_bytes();
+                let counted = reader.written() - written.len();
+                assert!(counted == 0 || counted == name.len());
+                written.extend(&name[..counted]);
+            }
+            _ => written.extend(piece),
+        }
+        assert_eq!(reader.written(), written.len());
         at += run.max(1);
     }
     reader.finish(&mut out);
-    let (mut content, mut calls) = (Vec::new(), Vec::new());
+    let (mut content, mut calls, mut seen) = (Vec::new(), Vec::new(), 0);
     for segment in out {
         match segment {
-            Segment::Content(bytes) => content.extend(bytes),
+            Segment::Content(Said { from, bytes }) => {
+                assert!(from >= seen, "content comes in order");
+                seen = from + bytes.len();
+                assert_eq!(written[from..seen], bytes, "and is what was written there");
+                content.extend(bytes);
+            }
             Segment::Call(Call { name, arguments }) => calls.push((name, arguments)),
         }
     }
