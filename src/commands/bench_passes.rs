@@ -52,9 +52,9 @@ struct Times {
     whole: Vec<f64>,
     /// Until everything was enqueued.
     enqueued: Vec<f64>,
-    /// That kernels worked, where the device's events were asked.
-    kernels: Vec<f64>,
-    /// That they would have worked without anything to compute, where a pass is one launch.
+    /// Share of the pass that no kernel worked, where the device's events were asked.
+    host: Vec<f64>,
+    /// Share that kernels would have worked without anything to compute, where a pass is one launch.
     joins: Vec<f64>,
 }
 
@@ -94,7 +94,7 @@ pub fn run(options: &Options) -> Result<()> {
     if !config.device.profiling {
         let (by_events, _) = times(true, options.rounds.div_ceil(4))?;
         for (times, by_events) in found.iter_mut().zip(by_events) {
-            times.kernels = by_events.kernels;
+            times.host = by_events.host;
             times.joins = by_events.joins;
         }
     }
@@ -129,9 +129,9 @@ fn measure(model: &mut Causal, widths: &[usize], at: usize, rounds: u32) -> Resu
             times.enqueued.push(enqueued);
             if model.device().is_profiling() {
                 let after = worked(model)?;
-                times.kernels.push(after - before);
+                times.host.push(1.0 - (after - before) / whole);
                 let hollow = model.run_hollow(width, Logits::All)?;
-                times.joins.push(if hollow { worked(model)? - after } else { 0.0 });
+                times.joins.push(if hollow { (worked(model)? - after) / whole } else { 0.0 });
             }
         }
     }
@@ -156,9 +156,8 @@ fn print(options: &Options, widths: &[usize], times: Vec<Times>, profile: &[Kern
     }
     let row = |(&width, times): (&usize, Times)| {
         let (whole, best) = median_and_best(times.whole);
-        let [enqueued, kernels, joins] =
-            [times.enqueued, times.kernels, times.joins].map(|times| median_and_best(times).0);
-        let (host, joins) = (1.0 - kernels / whole, joins / whole);
+        let [enqueued, host, joins] =
+            [times.enqueued, times.host, times.joins].map(|times| median_and_best(times).0);
         Row { width, launches: times.launches, whole, best, enqueued, host, joins }
     };
     let rows: Vec<Row> = widths.iter().zip(times).map(row).collect();
