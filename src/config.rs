@@ -242,6 +242,8 @@ pub struct DeviceConfig {
     pub kv_cache: CacheKind,
     /// Threads of a CPU device; all processors when unset.
     pub threads: Option<usize>,
+    /// Which kernels make products.
+    pub kernels: KernelFamily,
     /// Use the matrix unit of the host's processor where a model's kernels can.
     pub matrix_unit: bool,
     /// And for causal models.
@@ -376,16 +378,24 @@ pub struct RemoteConfig {
     pub key: Option<Secret>,
 }
 
+/// Which kernels make products: `device.kernels`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KernelFamily {
+    /// Those for the device's matrix engine, if it has one.
+    #[default]
+    Auto,
+    /// Those of the `vector` family, by vectors or by the processor's matrix unit.
+    Vector,
+    /// Those of the `xmx` family, where there is no engine with plain code in its place.
+    Xmx,
+}
+
 impl DeviceConfig {
     /// Whether passes of a few rows may be one launch: not where each kernel is to be timed.
     #[must_use]
     pub fn joins(&self) -> bool {
         self.join_launches && !self.profiling
-    }
-
-    /// Whether a causal model may use the matrix unit.
-    pub fn causal_matrix_unit(&self) -> bool {
-        self.matrix_unit && self.matrix_unit_causal
     }
 }
 

@@ -4,6 +4,7 @@
 mod causal;
 mod checkpoint;
 mod diffusion;
+mod family;
 mod observed;
 mod pace;
 mod planned;
@@ -35,6 +36,7 @@ use startup::{Choice, Reason};
 
 pub use checkpoint::Checkpoint;
 pub use diffusion::{bar_what_fits, open_diffusion};
+pub use family::KernelFacts;
 pub use planned::{Plan, plan};
 pub use predicted::{PredictedPart, PredictedPass, predicted_passes};
 pub use published::{PublishedText, published_text};
@@ -215,12 +217,13 @@ impl Load<'_> {
 
     /// Warns the operator of something about this model.
     /// Tells of a matrix unit that is not used although it could be.
-    fn unit_failed(&self, failed: bool) {
+    fn fell_back(&self, wanted: Products, failed: bool) {
+        let what = match wanted {
+            Products::Xmx => "the xmx family's kernels",
+            Products::MatrixUnit | Products::Vector => "the processor's matrix unit",
+        };
         if failed {
-            self.warn(
-                "the processor's matrix unit failed its self-test and is left alone (see the log): slower"
-                    .to_owned(),
-            );
+            self.warn(format!("{what} failed the self-test and vectors are used (see the log): slower"));
         }
     }
 
@@ -278,11 +281,8 @@ fn kernels(device: &Device, products: Products) -> protocol::Kernels {
         worst: if check.worst.is_finite() { check.worst } else { f64::MAX },
     };
     protocol::Kernels {
-        family: "vector".to_owned(),
-        products: match products {
-            Products::Vector => "vectors".to_owned(),
-            Products::MatrixUnit => "matrix unit".to_owned(),
-        },
+        family: if products == Products::Xmx { "xmx" } else { "vector" }.to_owned(),
+        products: family::products_name(products).to_owned(),
         self_tests: device.checks().into_iter().map(test).collect(),
     }
 }

@@ -9,10 +9,10 @@ use std::path::Path;
 use axe::checkpoint::gguf::Gguf;
 use axe::decode::block::{Costs, Measured};
 use axe::decode::{BlockOptions, BlockStats, CausalBackend, Sampling};
-use axe::ops::CacheKind;
+use axe::ops::{CacheKind, Products};
 use axe::text::{Specials, Tokenizer};
 use block_support::{auto, fixed, generate, most};
-use support::{fixture, matrix_units, open_by, open_model, real_model};
+use support::{fixture, open_by, open_model, real_model, units};
 
 /// Prompts of the law; a debug build tries a part of them.
 const PROMPTS: usize = if cfg!(debug_assertions) { 6 } else { 200 };
@@ -83,8 +83,8 @@ fn show(what: &str, stats: &BlockStats) {
 }
 
 /// Every prompt with three seeds at every width, on one model that keeps its experience.
-fn law(path: &Path, matrix_unit: bool, prompts: &[Vec<u32>], tokens: usize) {
-    let open = || open_by(matrix_unit, path, 256, 64, CacheKind::F16);
+fn law(path: &Path, products: Products, prompts: &[Vec<u32>], tokens: usize) {
+    let open = || open_by(products, path, 256, 64, CacheKind::F16);
     let mut alone = CausalBackend::new(open(), fixed(1));
     let sizes: [(&str, BlockOptions); 4] = [
         ("4", fixed(4)),
@@ -128,9 +128,9 @@ fn small_models_say_the_same_at_every_width() {
         let prompts: Vec<Vec<u32>> = (0..PROMPTS as u32)
             .map(|p| (0..4 + p % 40).map(|i| 3 + (i * i * 31 + i * 7 + p * 13) % (20 + p)).collect())
             .collect();
-        law(&path, false, &prompts, 20);
-        if name == "gemma3" && matrix_units().contains(&true) {
-            law(&path, true, &prompts[..PROMPTS / 4], 20);
+        law(&path, Products::Vector, &prompts, 20);
+        if name == "gemma3" && units().contains(&Products::MatrixUnit) {
+            law(&path, Products::MatrixUnit, &prompts[..PROMPTS / 4], 20);
         }
     }
 }
@@ -142,7 +142,7 @@ fn a_real_model_says_the_same_at_every_width() {
     let prompts: Vec<Vec<u32>> =
         texts().iter().take(PROMPTS).map(|text| tokenizer.encode(text, Specials::Text)).collect();
     assert_eq!(prompts.len(), PROMPTS);
-    law(&path, false, &prompts, 6);
+    law(&path, Products::Vector, &prompts, 6);
 }
 
 /// Tokens a pass by sort of text, and what guesses were worth. Prints, and asks for what each sort must give at least.

@@ -149,6 +149,12 @@ fn both_kinds_are_told_of_in_words_and_in_json() {
     assert!(out.contains("diffusion-gemma, W4-experts-BF16, denoises canvases of 32"), "{out}");
     assert!(out.contains("kernels    vectors: device.matrix_unit is false"), "{out}");
 
+    let (code, out, err) = axed(&[("AXE_DEVICE_KERNELS", "xmx")], &["-m", causal]);
+    assert_eq!((code, &*err), (0, ""));
+    assert!(out.contains("kernels    xmx: device.kernels is xmx"), "{out}");
+    let (code, _, err) = axed(&[("AXE_DEVICE_KERNELS", "tensor")], &["-m", causal]);
+    assert!(code == 1 && err.contains("expected auto, vector or xmx"), "{code}: {err}");
+
     let (code, out, err) = axed(&[], &["-m", causal, "--json"]);
     assert_eq!((code, &*err), (0, ""));
     let plan: Value = serde_json::from_str(&out).unwrap();

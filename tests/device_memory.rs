@@ -95,10 +95,14 @@ fn a_part_is_the_wholes_bytes_and_counts_once() {
     assert_eq!(sum_on_device(&device, &whole, 4 * words), 7 * words + 3 * words + 8);
     let overlapping = device.part(&whole, 0..2 * step).unwrap();
     assert_eq!(sum_on_device(&device, &overlapping, 2 * words), 8 * words);
+    let inside = device.part(&beside, step..2 * step).unwrap();
+    device.fill(&inside, 2).unwrap();
+    assert_eq!(sum_on_device(&device, &whole, 4 * words), 11 * words + 8);
+    assert!(matches!(device.part(&inside, 0..step + 1), Err(DeviceError::Range { .. })));
     // The last part keeps the whole, which is in the account until then.
-    drop((whole, part, overlapping));
+    drop((whole, part, overlapping, inside));
     assert_eq!(device.memory().total, 4 * step as u64);
-    assert_eq!(sum_on_device(&device, &beside, 2 * words), 2 * words + 8);
+    assert_eq!(sum_on_device(&device, &beside, 2 * words), 3 * words + 8);
     drop(beside);
     assert_eq!(device.memory().total, 0);
 }

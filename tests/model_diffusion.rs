@@ -26,9 +26,9 @@ fn gguf(name: &str) -> DiffusionCheckpoint {
     DiffusionCheckpoint::Gguf(Arc::new(Gguf::open(&fixture(name)).unwrap()))
 }
 
-fn load(checkpoint: &DiffusionCheckpoint, matrix_unit: bool) -> DiffusionGemma {
+fn load(checkpoint: &DiffusionCheckpoint, products: Products) -> DiffusionGemma {
     let options =
-        DiffusionOptions { rows: 64, cache: CacheKind::F32, matrix_unit, ..DiffusionOptions::new(256) };
+        DiffusionOptions { rows: 64, cache: CacheKind::F32, products, ..DiffusionOptions::new(256) };
     DiffusionGemma::load(support::device(), checkpoint, &options, &mut |_| {}).unwrap()
 }
 
@@ -117,16 +117,11 @@ fn assert_routes(what: &str, found: &[Vec<i32>], tensors: &SafeTensors<'_>, pref
     assert!(compared > 0, "{what}: nothing to compare");
 }
 
-/// By vectors, and by the matrix unit where there is one.
+/// Every way that there is here to make products.
 fn check(checkpoint: &DiffusionCheckpoint, folder: &str) {
-    for matrix_unit in [false, true] {
-        let mut model = load(checkpoint, matrix_unit);
-        if model.products() == Products::MatrixUnit {
-            assert!(matrix_unit, "used although it is turned off");
-        } else if matrix_unit {
-            println!("no matrix unit here, or it may not be used: only vectors are tested");
-            continue;
-        }
+    for products in support::ways() {
+        let mut model = load(checkpoint, products);
+        assert_eq!(model.products(), products, "the self-test of these products fails");
         agrees(&mut model, folder);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axe::checkpoint::gguf::Gguf;
 use axe::model::{Causal, LoadOptions, Logits};
 use axe::ops::{CacheKind, choice_reference};
-use support::{FAMILIES, device, fixture, golden, open_every_way, open_model};
+use support::{FAMILIES, device, fixture, golden, open_every_way, open_model, units};
 
 /// Largest difference of logits over the golden sequence, fed `width` tokens a pass.
 fn largest_difference(topic: &str, name: &str, width: usize) -> f32 {
@@ -61,7 +61,7 @@ fn a_model_takes_what_its_plan_says() {
             cache: CacheKind::F16,
             cache_dir: None,
             join: false,
-            matrix_unit: device().info().grants_matrix_unit(),
+            products: *units().last().unwrap(),
         };
         let plan = Causal::plan(&gguf, &options).unwrap();
         let device = device();

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use axe::checkpoint::gguf::Gguf;
 use axe::device::{Device, DeviceOptions, DeviceSelector};
 use axe::model::{Causal, LoadOptions, Logits};
-use axe::ops::CacheKind;
-use support::{FAMILIES, cache_dir, device, fixture, matrix_units};
+use axe::ops::{CacheKind, Products};
+use support::{FAMILIES, cache_dir, device, fixture, units};
 
 const CONTEXT: usize = 128;
 /// Rows of passes, one after the other: every way that kernels have for a few rows, and some for many.
 const WIDTHS: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 1];
 
-fn open(device: Device, path: &Path, cache: CacheKind, join: bool, matrix_unit: bool) -> Causal {
+fn open(device: Device, path: &Path, cache: CacheKind, join: bool, products: Products) -> Causal {
     let gguf = Arc::new(Gguf::open(path).unwrap());
     let options = LoadOptions {
         context: CONTEXT,
@@ -25,7 +25,7 @@ fn open(device: Device, path: &Path, cache: CacheKind, join: bool, matrix_unit: 
         cache,
         cache_dir: Some(cache_dir()),
         join,
-        matrix_unit,
+        products,
     };
     Causal::load(device, gguf, &options, &mut |_| {}).unwrap()
 }
@@ -46,10 +46,10 @@ fn bits(model: &mut Causal) -> (Vec<u32>, Vec<usize>) {
     (all, launches)
 }
 
-fn compare(path: &Path, cache: CacheKind, matrix_unit: bool) {
+fn compare(path: &Path, cache: CacheKind, products: Products) {
     let device = device();
-    let (expected, many) = bits(&mut open(device.clone(), path, cache, false, matrix_unit));
-    let mut model = open(device.clone(), path, cache, true, matrix_unit);
+    let (expected, many) = bits(&mut open(device.clone(), path, cache, false, products));
+    let mut model = open(device.clone(), path, cache, true, products);
     let (found, launches) = bits(&mut model);
     assert!(!model.joining_failed(), "{}", path.display());
     assert!(many.iter().all(|&launches| launches > 5), "{many:?}");
@@ -63,7 +63,7 @@ fn compare(path: &Path, cache: CacheKind, matrix_unit: bool) {
 fn every_family_makes_the_same_bits() {
     for (index, name) in FAMILIES.iter().enumerate() {
         let cache = if index % 2 == 0 { CacheKind::F16 } else { CacheKind::F32 };
-        compare(&fixture(&format!("causal-families/{name}.gguf")), cache, false);
+        compare(&fixture(&format!("causal-families/{name}.gguf")), cache, Products::Vector);
     }
 }
 
@@ -71,8 +71,8 @@ fn every_family_makes_the_same_bits() {
 fn weights_of_every_kind_make_the_same_bits() {
     // One of each way that codes become numbers.
     for name in ["BF16", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K_S", "Q4_1", "Q5_K_S", "Q6_K", "Q8_0", "TQ1_0"] {
-        for &matrix_unit in matrix_units() {
-            compare(&fixture(&format!("quant-types/{name}.gguf")), CacheKind::F16, matrix_unit);
+        for &products in units() {
+            compare(&fixture(&format!("quant-types/{name}.gguf")), CacheKind::F16, products);
         }
     }
 }
@@ -82,7 +82,7 @@ fn passes_without_logits_fill_the_same_cache() {
     let device = device();
     let path = fixture("causal-families/gemma4e.gguf");
     let found = [false, true].map(|join| {
-        let mut model = open(device.clone(), &path, CacheKind::F16, join, false);
+        let mut model = open(device.clone(), &path, CacheKind::F16, join, Products::Vector);
         for (start, rows) in [(0, 16), (16, 1), (17, 3)] {
             let ids: Vec<u32> = (start as u32..(start + rows) as u32).collect();
             model.forward(&ids, start, Logits::None).unwrap();
@@ -97,7 +97,8 @@ fn passes_without_logits_fill_the_same_cache() {
 fn a_joined_pass_is_one_kernel_of_the_profile() {
     let options = DeviceOptions { cache_dir: Some(cache_dir()), profiling: true, ..Default::default() };
     let device = Device::open(&DeviceSelector::default(), &options).unwrap();
-    let mut model = open(device.clone(), &fixture("causal-families/llama.gguf"), CacheKind::F16, true, false);
+    let mut model =
+        open(device.clone(), &fixture("causal-families/llama.gguf"), CacheKind::F16, true, Products::Vector);
     model.forward(&[1], 0, Logits::All).unwrap(); // finds where its memory lies
     device.finish().unwrap();
     device.reset_profile();

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use axe::checkpoint::gguf::Gguf;
 use axe::model::{Causal, CausalConfig, LoadOptions, Logits, Scaling};
-use axe::ops::CacheKind;
+use axe::ops::{CacheKind, Products};
 use checkpoint_support::{BOOL, Bytes, F32, STRING, U32};
 use edited_gguf::Edited;
 use reference_model::ReferenceModel;
@@ -105,7 +105,7 @@ fn small() -> LoadOptions {
         cache: CacheKind::F32,
         cache_dir: None,
         join: false,
-        matrix_unit: true,
+        products: Products::MatrixUnit,
     }
 }
 

@@ -6,7 +6,7 @@ mod support;
 
 use axe::device::{Buffer, Device, DeviceOptions, DeviceSelector, Launch, Purpose};
 use axe::ops::{
-    Format, HeadOptions, HeadRow, HeadRun, HeadState, Kernels, Matrix, ROW_MULTIPLE, RowInput,
+    Family, Format, HeadOptions, HeadRow, HeadRun, HeadState, Kernels, Matrix, ROW_MULTIPLE, RowInput,
     STRIDE_MULTIPLE, Scales, TILE, embed_reference, head_noise, head_reference, round_up, self_test_head,
 };
 use half::{bf16, f16};
@@ -227,7 +227,7 @@ impl<'a> Setup<'a> {
         }
         let buffer = device.alloc(Purpose::Weights, tiles.len()).unwrap();
         device.write(&buffer, 0, &tiles).unwrap();
-        let table = Matrix { buffer, format, rows: all, columns: case.hidden };
+        let table = Matrix { buffer, format, rows: all, columns: case.hidden, family: Family::Vector };
         let stride = round_up(case.hidden, STRIDE_MULTIPLE);
         let mut random = Random(!case.seed);
         let x = (0..case.rows * stride)
@@ -270,7 +270,7 @@ impl<'a> Setup<'a> {
             stride: self.stride,
             epsilon: 0.0,
         };
-        let pack = self.kernels.pack_rows(self.device, &input, rows, &packed, &sums).unwrap();
+        let pack = self.kernels.pack_rows(self.device, &input, rows, Family::Vector, &packed, &sums).unwrap();
         run(self.device, &[pack]);
         (packed, sums)
     }

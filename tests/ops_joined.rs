@@ -8,8 +8,8 @@ use ops_support::*;
 
 use axe::device::{Arg, Buffer, Device, Launch, Purpose};
 use axe::ops::{
-    ATTENTION_START, Activation, Attention, Cache, CacheKind, Finish, Format, Joiner, Kernels, Matrix,
-    Output, Pairing, ROTATE_START, Rotation, RowInput, STRIDE_MULTIPLE, choice_values, round_up,
+    ATTENTION_START, Activation, Attention, Cache, CacheKind, Family, Finish, Format, Joiner, Kernels,
+    Matrix, Output, Pairing, ROTATE_START, Rotation, RowInput, STRIDE_MULTIPLE, choice_values, round_up,
 };
 use proptest::prelude::*;
 
@@ -85,7 +85,7 @@ impl Stack {
             let weights = Weights::new(format, outputs, columns, &mut random);
             let buffer = device.alloc(Purpose::Weights, weights.tiles.len()).unwrap();
             device.write(&buffer, 0, &weights.tiles).unwrap();
-            Matrix { buffer, format, rows: outputs, columns }
+            Matrix { buffer, format, rows: outputs, columns, family: Family::Vector }
         };
         // Columns of a K format come in blocks of 256; those of the others need not.
         let free = |format: Format| if format == Format::Q6K { Format::Q4_1 } else { format };
@@ -129,7 +129,10 @@ impl Stack {
             if rows <= kernels.narrow_rows(matrix) {
                 launches.push((kernels.narrow(device, matrix, &input, rows, finish, &output).unwrap(), None));
             } else {
-                launches.push((kernels.pack_rows(device, &input, rows, &packed, &sums).unwrap(), None));
+                launches.push((
+                    kernels.pack_rows(device, &input, rows, Family::Vector, &packed, &sums).unwrap(),
+                    None,
+                ));
                 let launch = kernels.matmul(device, matrix, &packed, &sums, rows, finish, &output).unwrap();
                 launches.push((launch, None));
             }

@@ -8,7 +8,7 @@ mod support;
 
 use axe::device::{Arg, Buffer, Device, Purpose};
 use axe::ops::{
-    ATTENTION_START, Attention, Cache, CacheKind, Finish, Format, HeadMatrices, HeadRows, Kernels,
+    ATTENTION_START, Attention, Cache, CacheKind, Family, Finish, Format, HeadMatrices, HeadRows, Kernels,
     LATENT_START, LatentRotation, Matrix, Output, Pairing, ROTATE_START, ROW_MULTIPLE, Rotation, RowInput,
     STRIDE_MULTIPLE, TILE, prepare_reference, round_up,
 };
@@ -53,7 +53,7 @@ fn head_products_hold(
     let matrix = |tiles: &[u8], rows: usize| {
         let buffer = device.alloc(Purpose::Weights, tiles.len()).unwrap();
         device.write(&buffer, 0, tiles).unwrap();
-        Matrix { buffer, format, rows, columns: inputs }
+        Matrix { buffer, format, rows, columns: inputs, family: Family::Vector }
     };
     let tiles: Vec<Vec<u8>> =
         (0..heads).map(|_| Weights::new(format, outputs, inputs, &mut random).tiles).collect();
@@ -100,7 +100,9 @@ fn head_products_hold(
         let out = poisoned(device, rows * each);
         let store = Output { rows: &out, at: 0, stride: each };
         let [(packed, _), (sums, _)] = poisoned_packed(device, kernels, rows, padded);
-        device.enqueue(&kernels.pack_rows(device, &input, rows, &packed, &sums).unwrap()).unwrap();
+        device
+            .enqueue(&kernels.pack_rows(device, &input, rows, Family::Vector, &packed, &sums).unwrap())
+            .unwrap();
         let alone = matrix(tiles, outputs);
         let product = kernels.matmul(device, &alone, &packed, &sums, rows, Finish::Store, &store).unwrap();
         device.enqueue(&product).unwrap();

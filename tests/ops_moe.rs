@@ -8,9 +8,9 @@ mod support;
 
 use axe::device::{Arg, Buffer, Device, Purpose};
 use axe::ops::{
-    Activation, COMBINE_SCALAR, CombineInput, ExpertChoice, ExpertGroups, Experts, Finish, Format, Kernels,
-    Matrix, OpsError, Output, ROW_MULTIPLE, Router, Routing, RowInput, STRIDE_MULTIPLE, Scoring, TILE,
-    combine_reference, round_up, route_reference, router_reference, self_test_moe,
+    Activation, COMBINE_SCALAR, CombineInput, ExpertChoice, ExpertGroups, Experts, Family, Finish, Format,
+    Kernels, Matrix, OpsError, Output, ROW_MULTIPLE, Router, Routing, RowInput, STRIDE_MULTIPLE, Scoring,
+    TILE, combine_reference, round_up, route_reference, router_reference, self_test_moe,
 };
 use ops_support::*;
 use proptest::prelude::*;
@@ -103,7 +103,7 @@ impl Mixture {
             assert_eq!(tiles.len(), format.matrix_bytes(rows, columns));
             let buffer = device.alloc(Purpose::Weights, tiles.len()).unwrap();
             device.write(&buffer, 0, tiles).unwrap();
-            Matrix { buffer, format, rows, columns }
+            Matrix { buffer, format, rows, columns, family: Family::Vector }
         };
         let (gate_up_rows, down_rows) = (2 * round_up(inner, TILE), round_up(hidden, ROW_MULTIPLE));
         let (mut all_gate_up, mut all_down, mut single) = (Vec::new(), Vec::new(), Vec::new());
@@ -186,7 +186,9 @@ impl Mixture {
         let (width, out_stride) = (round_up(hidden, ROW_MULTIPLE), round_up(hidden, ROW_MULTIPLE) + 3);
         let out = poisoned(device, slots * out_stride + GUARD);
         let launches = [
-            kernels.pack_for_experts(device, &input, &routing, rows, &packed.0, &sums.0).unwrap(),
+            kernels
+                .pack_for_experts(device, &input, &routing, rows, Family::Vector, &packed.0, &sums.0)
+                .unwrap(),
             kernels
                 .expert_gate_up(
                     device,
@@ -324,7 +326,9 @@ impl Mixture {
         let new_rows = poisoned(device, rows * stride);
         let input = self.input(&x, &branch, &branch_norm, &norm, &new_rows);
         let [(packed, _), (sums, _)] = poisoned_packed(device, kernels, rows, stride);
-        device.enqueue(&kernels.pack_rows(device, &input, rows, &packed, &sums).unwrap()).unwrap();
+        device
+            .enqueue(&kernels.pack_rows(device, &input, rows, Family::Vector, &packed, &sums).unwrap())
+            .unwrap();
         let inner_stride = round_up(case.inner, STRIDE_MULTIPLE);
         let [(inner_packed, _), (inner_sums, _)] = poisoned_packed(device, kernels, rows, inner_stride);
         for (expert, (gate_up, down)) in self.single.iter().enumerate() {
@@ -347,7 +351,7 @@ impl Mixture {
             let store = Output { rows: &out, at: 0, stride };
             let launches = [
                 kernels.matmul(device, gate_up, &packed, &sums, rows, finish, &output).unwrap(),
-                kernels.pack_rows(device, &input, rows, &inner_packed, &inner_sums).unwrap(),
+                kernels.pack_rows(device, &input, rows, Family::Vector, &inner_packed, &inner_sums).unwrap(),
                 kernels
                     .matmul(device, down, &inner_packed, &inner_sums, rows, Finish::Store, &store)
                     .unwrap(),
@@ -591,7 +595,7 @@ fn sizes_that_do_not_fit_are_refused() {
         assert!(kernels.route(&device, &small, 4, &small, &small, &routing, 5).is_err());
         assert!(kernels.route(&device, &small, 3, &small, &small, &routing, 1).is_err());
         let buffer = device.alloc(Purpose::Weights, Format::W4.matrix_bytes(4 * 64, 64)).unwrap();
-        let matrix = Matrix { buffer, format: Format::W4, rows: 4 * 64, columns: 64 };
+        let matrix = Matrix { buffer, format: Format::W4, rows: 4 * 64, columns: 64, family: Family::Vector };
         let big = upload(&device, &vec![0.0; 4 * 256]);
         let down = |experts: usize, outputs: usize, stride: usize| {
             let experts = Experts { matrix: matrix.clone(), experts, outputs };

@@ -12,9 +12,9 @@ use ops_support::*;
 
 use axe::device::{Arg, Buffer, Device, Purpose};
 use axe::ops::{
-    ATTENTION_START, Activation, Attention, Cache, CacheKind, Finish, Format, Kernels, MOST_HEAD_SIZE,
-    Matrix, Output, Pairing, Products, ROTATE_START, ROW_MULTIPLE, Rotation, RowInput, STRIDE_MULTIPLE, TILE,
-    attention_reference, prepare_reference, round_up,
+    ATTENTION_START, Activation, Attention, Cache, CacheKind, Family, Finish, Format, Kernels,
+    MOST_HEAD_SIZE, Matrix, Output, Pairing, Products, ROTATE_START, ROW_MULTIPLE, Rotation, RowInput,
+    STRIDE_MULTIPLE, TILE, attention_reference, prepare_reference, round_up,
 };
 use half::f16;
 use std::ops::RangeInclusive;
@@ -135,7 +135,8 @@ impl Operands {
             .collect();
         let buffer = device.alloc(Purpose::Weights, weights.tiles.len()).unwrap();
         device.write(&buffer, 0, &weights.tiles).unwrap();
-        let matrix = Matrix { buffer, format, rows: case.outputs, columns: case.columns };
+        let matrix =
+            Matrix { buffer, format, rows: case.outputs, columns: case.columns, family: Family::Vector };
         Self { case: case.clone(), weights, stride, x, branch, branch_weight, norm, other, matrix }
     }
 
@@ -264,7 +265,9 @@ impl Operands {
         } else {
             padded = round_up(case.columns, STRIDE_MULTIPLE);
             let [(packed, values), (sums, of_sums)] = poisoned_packed(device, kernels, rows, padded);
-            device.enqueue(&kernels.pack_rows(device, &input, rows, &packed, &sums).unwrap()).unwrap();
+            device
+                .enqueue(&kernels.pack_rows(device, &input, rows, Family::Vector, &packed, &sums).unwrap())
+                .unwrap();
             let launch = kernels.matmul(device, &self.matrix, &packed, &sums, rows, finish, &output).unwrap();
             device.enqueue(&launch).unwrap();
             let (packed, sums) = (download(device, &packed), download(device, &sums));
@@ -332,7 +335,7 @@ impl Operands {
             for group in 0..groups {
                 let at = row - start;
                 let found = match products {
-                    Products::Vector => packed[(group * size + at) * 32..][..32].to_vec(),
+                    Products::Vector | Products::Xmx => packed[(group * size + at) * 32..][..32].to_vec(),
                     Products::MatrixUnit => joined_terms(packed, group, at, size)?,
                 };
                 for (i, &found) in found.iter().enumerate() {

@@ -9,6 +9,12 @@
 #endif
 #define AHEAD 4                      // spans from the one that is read to the one that is asked for
 
+// Where weights have no scales, sums of two terms are as exact as those of f32 only if each span's begins from zero, like those of
+// other formats; SPANS_IN_A_CHAIN says that there are no registers for that.
+#if !defined(SCALES_STEPS) && !(defined(SCALES_NONE) && (TERMS == 1 || defined(SPANS_IN_A_CHAIN)))
+#define SPANS_FROM_ZERO
+#endif
+
 // Rows of activations: f16 in one term or two, whose sum they are, the second `plane` values behind the first; and their sums
 // over each group of 32 columns, f32 [groups][sums_stride], for formats with offsets.
 typedef struct {
@@ -34,11 +40,11 @@ inline void add_span(Scale scale, float8 part, Rows x, uint s, int row, private 
 // The same for 16 columns, which are multiplied here. Offsets are weights, too, equal ones for all columns.
 inline void add_step(Scale scale, int j, private const ushort8* rows, int8 b, private float8* c) {
     float8 part = 0.0f;
-    UNROLL for (int t = 0; t < TERMS; t++) part = multiply_add(rows[t], b, part);
+    UNROLL for (int t = TERMS - 1; t >= 0; t--) part = multiply_add(rows[t], b, part);
     *c = fma(part, (float8)(j == 0 ? scale.scale : scale.second), *c);
 #ifdef STEP_OFFSETS
     float8 sum = 0.0f;
-    UNROLL for (int t = 0; t < TERMS; t++) sum = multiply_add(rows[t], (int8)scale.offsets[j], sum);
+    UNROLL for (int t = TERMS - 1; t >= 0; t--) sum = multiply_add(rows[t], (int8)scale.offsets[j], sum);
     *c = fma(sum, (float8)scale.offset, *c);
 #endif
 }
@@ -80,7 +86,7 @@ rows_through_pair(const int BLOCKS, Rows x, int row, global const uchar* tiles, 
         }
         // Of a span of one group, a block of rows is done with before the next one is begun: sums of all of them would have no
         // registers beside the sums of `wide`.
-#if !defined(SCALES_NONE) && !defined(SCALES_STEPS)
+#ifdef SPANS_FROM_ZERO
         float8 p0[4], p1[4];
         UNROLL for (int m = 0; m < BLOCKS; m++) p0[m] = p1[m] = 0.0f;
 #endif
@@ -110,20 +116,24 @@ rows_through_pair(const int BLOCKS, Rows x, int row, global const uchar* tiles, 
                     add_step(scale1, j, rows, b1[j], c1 + m);
                 }
 #else
-                UNROLL for (int t = 0; t < TERMS; t++) {
+                // The small term first, from zero: its sum has no rounding of large numbers in it.
+                UNROLL for (int t = TERMS - 1; t >= 0; t--) {
                     UNROLL for (int j = 0; j < 2; j++) {
                         const ushort8 rows = vload8(j * loaded + m % AT_ONCE, a[t]);
-#ifdef SCALES_NONE
-                        c0[m] = multiply_add(rows, b0[j], c0[m]);
-                        c1[m] = multiply_add(rows, b1[j], c1[m]);
-#else
+#ifdef SPANS_FROM_ZERO
                         p0[m] = multiply_add(rows, b0[j], p0[m]);
                         p1[m] = multiply_add(rows, b1[j], p1[m]);
+#else
+                        c0[m] = multiply_add(rows, b0[j], c0[m]);
+                        c1[m] = multiply_add(rows, b1[j], c1[m]);
 #endif
                     }
                 }
 #endif
-#if SPAN_GROUPS == 1 && !defined(SCALES_NONE) && !defined(SCALES_STEPS)
+#if defined(SPANS_FROM_ZERO) && defined(SCALES_NONE)
+                c0[m] += p0[m];
+                c1[m] += p1[m];
+#elif defined(SPANS_FROM_ZERO) && SPAN_GROUPS == 1
                 add_span(scale0, p0[m], x, s, row + m * 8, c0 + m);
                 add_span(scale1, p1[m], x, s, row + m * 8, c1 + m);
 #endif

@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use axe::config::Config;
 use axe::decode::Memory;
+use axe::load::KernelFacts;
 use axe::model::diffusion_gemma::{
     DenoiseStep, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions, RowChoice,
 };
@@ -53,17 +54,17 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("{} tokens and a canvas are more than the {} of the model", at + tokens, trained.context);
     }
     let rows = config.device.prefill_chunk.unwrap_or(axe::load::DEFAULT_CHUNK);
+    let device = axe::load::open_device(&config.device)?;
     let load = DiffusionOptions {
         context: (at + tokens).max(1),
         rows,
         vocabulary: None,
         cache: config.device.kv_cache,
-        matrix_unit: config.device.matrix_unit,
+        products: KernelFacts::new(&config.device, device.info()).products(true).0,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
         experts: config.model.experts,
         dense: config.model.dense,
     };
-    let device = axe::load::open_device(&config.device)?;
     let began = Instant::now();
     let mut model = DiffusionGemma::load(device, &checkpoint, &load, &mut |_| {})?;
     let load_s = began.elapsed().as_secs_f64();

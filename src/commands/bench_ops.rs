@@ -10,9 +10,9 @@ use anyhow::Result;
 use axe::config::Config;
 use axe::device::{Arg, Buffer, Device, Launch, Purpose};
 use axe::ops::{
-    ATTENTION_START, Activation, Attention, Cache, CacheKind, CombineInput, Experts, Finish, Format, Join,
-    Kernels, Matrix, Output, Pairing, Parts, Peak, ROTATE_START, ROW_MULTIPLE, Rotation, Routing, RowInput,
-    STRIDE_MULTIPLE, TILE, choice_values, round_up, seconds,
+    ATTENTION_START, Activation, Attention, Cache, CacheKind, CombineInput, Experts, Family, Finish, Format,
+    Join, Kernels, Matrix, Output, Pairing, Parts, Peak, ROTATE_START, ROW_MULTIPLE, Rotation, Routing,
+    RowInput, STRIDE_MULTIPLE, TILE, choice_values, round_up, seconds,
 };
 use clap::Args;
 
@@ -237,7 +237,7 @@ impl Bench<'_> {
             .map(|_| {
                 let buffer = self.device.alloc(Purpose::Weights, bytes)?;
                 self.device.fill(&buffer, EVERYWHERE_A_NUMBER)?;
-                Ok(Matrix { buffer, format, rows, columns })
+                Ok(Matrix { buffer, format, rows, columns, family: Family::Vector })
             })
             .collect::<Result<_>>()?;
         let stride = round_up(columns, STRIDE_MULTIPLE);
@@ -273,7 +273,7 @@ impl Bench<'_> {
             self.kernels.matmul(&self.device, &matrices[0], &packed, &sums, self.rows, finish, &output)?;
         let name = format!("{} ({} rows)", name("matmul"), self.rows);
         self.line(&name, &[matmul], bytes as f64, operations * self.rows as f64)?;
-        let pack = self.kernels.pack_rows(&self.device, &input, self.rows, &packed, &sums)?;
+        let pack = self.kernels.pack_rows(&self.device, &input, self.rows, Family::Vector, &packed, &sums)?;
         let moved = (2 * columns * self.rows * 4) as f64;
         self.line(&format!("{model} pack_rows {columns} ({} rows)", self.rows), &[pack], moved, moved)
     }
@@ -434,7 +434,11 @@ impl Bench<'_> {
             let rows = experts * rows_each;
             let buffer = self.device.alloc(Purpose::Weights, format.matrix_bytes(rows, columns))?;
             self.device.fill(&buffer, 0)?;
-            Ok(Experts { matrix: Matrix { buffer, format, rows, columns }, experts, outputs })
+            Ok(Experts {
+                matrix: Matrix { buffer, format, rows, columns, family: Family::Vector },
+                experts,
+                outputs,
+            })
         };
         let gate_up = stacked(2 * round_up(inner, TILE), hidden, inner)?;
         let down = stacked(round_up(hidden, ROW_MULTIPLE), inner, hidden)?;
@@ -474,7 +478,7 @@ impl Bench<'_> {
         let launches = [
             self.kernels.route(device, &scores_buffer, experts, &scales, &chosen, &routing, rows)?,
             self.kernels.sort_rows(device, &chosen, &routing, rows)?,
-            self.kernels.pack_for_experts(device, &input, &routing, rows, &packed, &sums)?,
+            self.kernels.pack_for_experts(device, &input, &routing, rows, Family::Vector, &packed, &sums)?,
             self.kernels.expert_gate_up(
                 device,
                 &gate_up,

@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail};
 use axe::checkpoint::gguf::Gguf;
 use axe::config::{Config, DeviceConfig};
 use axe::decode::diffusion::noise;
-use axe::device::KernelTime;
+use axe::device::{DeviceInfo, KernelTime};
+use axe::load::KernelFacts;
 use axe::model::{Causal, CausalConfig, LoadOptions, Logits};
 use clap::Args;
 use serde_json::json;
@@ -54,9 +55,9 @@ struct Times {
     whole: Vec<f64>,
     /// Until everything was enqueued.
     enqueued: Vec<f64>,
-    /// That kernels worked, where the device's events were asked.
-    kernels: Vec<f64>,
-    /// That they would have worked without anything to compute, where a pass is one launch.
+    /// Share of the pass that no kernel worked, where the device's events were asked.
+    host: Vec<f64>,
+    /// Share that kernels would have worked without anything to compute, where a pass is one launch.
     joins: Vec<f64>,
 }
 
@@ -74,18 +75,19 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("{at} positions and a pass of {widest} are more than the {} of the model", trained.context);
     }
     let rows = config.device.prefill_chunk.unwrap_or(axe::load::DEFAULT_CHUNK).max(widest);
-    let load = LoadOptions {
+    let load = |info: &DeviceInfo| LoadOptions {
         context,
         rows,
         logit_rows: widest,
         cache: config.device.kv_cache,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
         join: config.device.joins(),
-        matrix_unit: config.device.causal_matrix_unit(),
+        products: KernelFacts::new(&config.device, info).products(false).0,
     };
     let times = |profiling: bool, rounds: u32| -> Result<(Vec<Times>, Causal)> {
         let device = axe::load::open_device(&DeviceConfig { profiling, ..config.device.clone() })?;
-        let mut model = Causal::load(device, Arc::clone(&gguf), &load, &mut |_| {})?;
+        let options = load(device.info());
+        let mut model = Causal::load(device, Arc::clone(&gguf), &options, &mut |_| {})?;
         Ok((measure(&mut model, &widths, at, options.filled, rounds)?, model))
     };
     // One model after the other: there may not be room for two.
@@ -95,7 +97,7 @@ pub fn run(options: &Options) -> Result<()> {
     if !config.device.profiling {
         let (by_events, _) = times(true, options.rounds.div_ceil(4))?;
         for (times, by_events) in found.iter_mut().zip(by_events) {
-            times.kernels = by_events.kernels;
+            times.host = by_events.host;
             times.joins = by_events.joins;
         }
     }
@@ -134,9 +136,9 @@ fn measure(model: &mut Causal, widths: &[usize], at: usize, filled: bool, rounds
             times.enqueued.push(enqueued);
             if model.device().is_profiling() {
                 let after = worked(model)?;
-                times.kernels.push(after - before);
+                times.host.push(1.0 - (after - before) / whole);
                 let hollow = model.run_hollow(width, Logits::All)?;
-                times.joins.push(if hollow { worked(model)? - after } else { 0.0 });
+                times.joins.push(if hollow { (worked(model)? - after) / whole } else { 0.0 });
             }
         }
     }
@@ -161,9 +163,8 @@ fn print(options: &Options, widths: &[usize], times: Vec<Times>, profile: &[Kern
     }
     let row = |(&width, times): (&usize, Times)| {
         let (whole, best) = median_and_best(times.whole);
-        let [enqueued, kernels, joins] =
-            [times.enqueued, times.kernels, times.joins].map(|times| median_and_best(times).0);
-        let (host, joins) = (1.0 - kernels / whole, joins / whole);
+        let [enqueued, host, joins] =
+            [times.enqueued, times.host, times.joins].map(|times| median_and_best(times).0);
         Row { width, launches: times.launches, whole, best, enqueued, host, joins }
     };
     let rows: Vec<Row> = widths.iter().zip(times).map(row).collect();

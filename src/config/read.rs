@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::source::Sources;
 use super::{
-    ConfigError, DeviceConfig, DeviceKind, LogConfig, LogFormat, ModelConfig, RemoteConfig, SamplingConfig,
-    Secret, ServerConfig, StudioConfig, ToolCalls, keys,
+    ConfigError, DeviceConfig, DeviceKind, KernelFamily, LogConfig, LogFormat, ModelConfig, RemoteConfig,
+    SamplingConfig, Secret, ServerConfig, StudioConfig, ToolCalls, keys,
 };
 use crate::model::diffusion_gemma::{DenseWeights, ExpertWeights};
 use crate::ops::CacheKind;
@@ -114,6 +114,16 @@ pub(super) fn device(s: &mut Sources, places: &Places) -> Result<DeviceConfig, C
             _ => CacheKind::F16,
         },
         threads: nonzero(s.integer("device.threads", 0, 0, 4096)?),
+        kernels: match s
+            .checked("device.kernels", "auto".to_owned(), "auto, vector or xmx", |family| {
+                matches!(&**family, "auto" | "vector" | "xmx")
+            })?
+            .as_str()
+        {
+            "vector" => KernelFamily::Vector,
+            "xmx" => KernelFamily::Xmx,
+            _ => KernelFamily::Auto,
+        },
         matrix_unit: s.any("device.matrix_unit", true)?,
         matrix_unit_causal: s.any("device.matrix_unit_causal", false)?,
         join_launches: s.any("device.join_launches", true)?,

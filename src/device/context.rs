@@ -240,7 +240,8 @@ impl Device {
     }
 
     /// A buffer that is `range` of another one's bytes, which are the same memory: what is written through one is read
-    /// through the other. The range must start at a multiple of [`DeviceInfo::base_align`]; a part has no parts.
+    /// through the other. It must start at a multiple of [`DeviceInfo::base_align`]. A part of a part is one of
+    /// the whole.
     ///
     /// # Errors
     /// [`DeviceError::Range`] if `range` does not lie in the buffer, [`DeviceError::ZeroSize`], or what the runtime
@@ -256,7 +257,9 @@ impl Device {
         if range.is_empty() {
             return Err(DeviceError::ZeroSize { purpose });
         }
-        let region = mem::cl_buffer_region { origin: range.start, size: range.len() };
+        let (whole, at) = whole.whole();
+        let at = at + range.start;
+        let region = mem::cl_buffer_region { origin: at, size: range.len() };
         let flags = if whole.is_read_only() { mem::CL_MEM_READ_ONLY } else { mem::CL_MEM_READ_WRITE };
         // SAFETY: the buffer is live and the region lies in it; the call reads the region, which outlives it.
         let raw = unsafe {
@@ -270,7 +273,13 @@ impl Device {
         let raw = raw.map_err(|code| DeviceError::from_call(format!("{OPERATION} for {purpose}"), code))?;
         // SAFETY: just created, the reference is ours.
         let handle = unsafe { Handle::own(raw, mem::release_mem_object, "part of a buffer") };
-        Ok(Buffer::enter(handle, range.len(), purpose, &self.shared, Access::Part(whole.clone())))
+        Ok(Buffer::enter(
+            handle,
+            range.len(),
+            purpose,
+            &self.shared,
+            Access::Part { whole: whole.clone(), at },
+        ))
     }
 
     /// Checks the numbers before the runtime is asked for memory.

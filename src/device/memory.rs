@@ -112,8 +112,13 @@ pub(super) enum Access {
     ReadWrite,
     /// A copy of host memory that is used like the original.
     Copied,
-    /// Bytes of another buffer, which stays for as long as this one does and counts them.
-    Part(Buffer),
+    /// Bytes of another buffer, which is no part itself, stays for as long as this one does and counts them.
+    Part {
+        /// The other one.
+        whole: Buffer,
+        /// Where the bytes begin in it.
+        at: usize,
+    },
     /// Host memory, kept for as long as the runtime may look at it.
     Wrapped {
         /// Never read, only kept.
@@ -128,7 +133,7 @@ impl Drop for BufferInner {
             // Kernels on the queue may still read the host's memory, which the runtime does not keep alive.
             self.shared.finish_before_release();
         }
-        if !matches!(self.access, Access::Part(_)) {
+        if !matches!(self.access, Access::Part { .. }) {
             self.shared.ledger.take(self.purpose, self.bytes as u64);
         }
         // The fields go in their order: the memory object before the host memory under it.
@@ -144,7 +149,7 @@ impl Buffer {
         shared: &Rc<Shared>,
         access: Access,
     ) -> Self {
-        if !matches!(access, Access::Part(_)) {
+        if !matches!(access, Access::Part { .. }) {
             shared.ledger.add(purpose, bytes as u64);
         }
         Self { inner: Rc::new(BufferInner { mem, bytes, purpose, access, shared: Rc::clone(shared) }) }
@@ -164,8 +169,16 @@ impl Buffer {
     pub fn is_zero_copy(&self) -> bool {
         match &self.inner.access {
             Access::Wrapped { zero_copy, .. } => *zero_copy,
-            Access::Part(whole) => whole.is_zero_copy(),
+            Access::Part { whole, .. } => whole.is_zero_copy(),
             Access::ReadWrite | Access::Copied => false,
+        }
+    }
+
+    /// The buffer that this one is part of, and where its bytes begin there; itself, if it is no part.
+    pub(super) fn whole(&self) -> (&Self, usize) {
+        match &self.inner.access {
+            Access::Part { whole, at } => (whole, *at),
+            _ => (self, 0),
         }
     }
 
@@ -178,7 +191,7 @@ impl Buffer {
     pub fn is_read_only(&self) -> bool {
         match &self.inner.access {
             Access::ReadWrite => false,
-            Access::Part(whole) => whole.is_read_only(),
+            Access::Part { whole, .. } => whole.is_read_only(),
             Access::Copied | Access::Wrapped { .. } => true,
         }
     }

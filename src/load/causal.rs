@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::family::{KernelFacts, products_name};
 use super::planned::facts;
 use super::startup::{self, Choice, ModelFacts, Shape};
 use super::{cache_dir, check_vocabulary, text};
@@ -14,7 +15,6 @@ use crate::decode::{BackendError, BlockSize, CausalBackend};
 use crate::device::{Device, DeviceInfo};
 use crate::engine::{Loaded, ModelKind};
 use crate::model::{Causal, CausalConfig, LoadOptions};
-use crate::ops::Products;
 
 /// Loads the model of `gguf`.
 ///
@@ -30,7 +30,7 @@ pub(super) fn load(gguf: &Arc<Gguf>, load: &super::Load<'_>) -> Result<Loaded, B
     let mut model =
         Causal::load(opened.device.clone(), Arc::clone(gguf), &options, &mut |share| load.preparing(share))?;
     let products = model.products();
-    load.unit_failed(model.fell_back());
+    load.fell_back(choice.shape.products, model.fell_back());
     model.limit_choices(opened.tokenizer.vocab_size());
     if model.joining_failed() {
         load.board.warn(
@@ -88,7 +88,7 @@ fn options(config: &Config, shape: Shape) -> LoadOptions {
         cache: config.device.kv_cache,
         cache_dir: cache_dir(&config.device),
         join: config.device.joins(),
-        matrix_unit: shape.products == Products::MatrixUnit,
+        products: shape.products,
     }
 }
 
@@ -116,11 +116,7 @@ fn cost_key(config: &Config, gguf: &Gguf, info: &DeviceInfo) -> String {
         config.device.threads.map_or("all".to_owned(), |threads| threads.to_string()),
         info.compute_units,
         if config.device.joins() { "joined" } else { "launches" },
-        if config.device.causal_matrix_unit() && info.grants_matrix_unit() {
-            "matrix unit"
-        } else {
-            "vectors"
-        },
+        products_name(KernelFacts::new(&config.device, info).products(false).0),
         env!("CARGO_PKG_VERSION"),
     )
 }

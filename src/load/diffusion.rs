@@ -1,5 +1,6 @@
 //! DiffusionGemma, from a GGUF file or a Hugging Face directory.
 
+use super::family::KernelFacts;
 use super::planned::facts;
 use super::startup::{self, Choice, ModelFacts, Shape};
 use super::{Facts, Load, cache_dir, check_vocabulary, open_device, text};
@@ -43,7 +44,7 @@ pub(super) fn load(checkpoint: &DiffusionCheckpoint, load: &Load<'_>) -> Result<
     let bars = load.config.denoising.bar_immediate_end;
     let products = model.products();
     let choices = format!("{quantisation} {products:?} {bars}");
-    load.unit_failed(model.fell_back());
+    load.fell_back(choice.shape.products, model.fell_back());
     let kind =
         ModelKind::BlockDiffusion { canvas: trained.canvas, max_steps: generation.max_denoising_steps };
     let rules = DenoisingRules { bar_immediate_end: bars };
@@ -84,7 +85,7 @@ fn options(config: &Config, shape: Shape) -> DiffusionOptions {
         rows: shape.rows,
         vocabulary: None,
         cache: config.device.kv_cache,
-        matrix_unit: config.device.matrix_unit,
+        products: shape.products,
         cache_dir: cache_dir(&config.device),
         experts: config.model.experts,
         dense: config.model.dense,
@@ -115,17 +116,17 @@ pub fn open_diffusion(
     context: usize,
     rows: usize,
 ) -> Result<DiffusionGemma, BackendError> {
+    let device = open_device(&config.device)?;
     let options = DiffusionOptions {
         context,
         rows,
         vocabulary: None,
         cache: config.device.kv_cache,
-        matrix_unit: config.device.matrix_unit,
+        products: KernelFacts::new(&config.device, device.info()).products(true).0,
         cache_dir: cache_dir(&config.device),
         experts: ExpertWeights::AsStored,
         dense: DenseWeights::AsStored,
     };
-    let device = open_device(&config.device)?;
     Ok(DiffusionGemma::load(device, checkpoint, &options, &mut |_| {})?)
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::family::KernelFacts;
 use super::startup::{Choice, DeviceFacts, Facts, ModelFacts, Wanted};
 use super::{Checkpoint, causal, diffusion, text};
 use crate::config::Config;
@@ -111,11 +112,10 @@ pub(super) fn facts(config: &Config, device: &Device, model: ModelFacts, freed: 
     Facts {
         device: device_facts(config, device, freed),
         model,
+        kernels: KernelFacts::new(&config.device, device.info()),
         wanted: Wanted {
             context: config.model.context_length,
             rows: config.device.prefill_chunk,
-            matrix_unit: config.device.matrix_unit,
-            matrix_unit_causal: config.device.matrix_unit_causal,
             blocks: config.decode.size,
         },
     }
@@ -130,6 +130,5 @@ fn device_facts(config: &Config, device: &Device, freed: u64) -> DeviceFacts {
         budget: device.memory().budget,
         // Who set a limit has thought of what else there is.
         available: if info.unified_memory && config.device.memory_limit.is_none() { free() } else { None },
-        matrix_unit: config.device.matrix_unit && info.grants_matrix_unit(),
     }
 }

@@ -3,6 +3,7 @@
 
 use thiserror::Error;
 
+use super::family::{KernelFacts, products_name};
 use crate::decode::block::{Costs, MOST_ROWS};
 use crate::decode::{BackendError, BlockSize};
 use crate::device::DeviceKind;
@@ -27,7 +28,9 @@ pub struct Facts {
     pub device: DeviceFacts,
     /// What the model is.
     pub model: ModelFacts,
-    /// What the configuration says.
+    /// What kernels depend on.
+    pub kernels: KernelFacts,
+    /// What else the configuration says.
     pub wanted: Wanted,
 }
 
@@ -42,8 +45,6 @@ pub struct DeviceFacts {
     pub budget: u64,
     /// Bytes of the host's memory that are free now or could be, where they count and are known.
     pub available: Option<u64>,
-    /// Whether kernels may use a matrix unit of the host's processor.
-    pub matrix_unit: bool,
 }
 
 /// What the choice depends on of the model.
@@ -64,10 +65,6 @@ pub struct Wanted {
     pub context: Option<usize>,
     /// `device.prefill_chunk`
     pub rows: Option<usize>,
-    /// `device.matrix_unit`
-    pub matrix_unit: bool,
-    /// `device.matrix_unit_causal`
-    pub matrix_unit_causal: bool,
     /// `decode.block_size`
     pub blocks: BlockSize,
 }
@@ -154,7 +151,8 @@ pub fn choose(
     facts: &Facts,
     cost: impl Fn(Shape) -> Result<MemoryPlan, BackendError>,
 ) -> Result<Choice, BackendError> {
-    let (products, kernels) = kernels(facts);
+    let (products, why) = facts.kernels.products(facts.model.canvas.is_some());
+    let kernels = Reason { what: "kernels", value: products_name(products).to_owned(), why: why.to_owned() };
     let chooser = Chooser { facts, cost: &cost, products };
     let mut warnings = Vec::new();
     let (wish, why) = chooser.wished_context(&mut warnings)?;
@@ -187,27 +185,6 @@ pub fn choose(
     ];
     reasons.extend(facts.model.canvas.is_none().then(|| blocks(facts)));
     Ok(Choice { shape, memory, reasons, warnings })
-}
-
-/// The family of kernels. Whether the matrix unit's compute what they should, their self-test says at start.
-fn kernels(facts: &Facts) -> (Products, Reason) {
-    let wanted =
-        facts.wanted.matrix_unit && (facts.model.canvas.is_some() || facts.wanted.matrix_unit_causal);
-    let unit = wanted && facts.device.matrix_unit;
-    let why = if unit && facts.model.canvas.is_some() {
-        "a canvas is many rows, and the processor has AMX"
-    } else if unit {
-        "the processor has AMX, and device.matrix_unit_causal is true"
-    } else if !facts.wanted.matrix_unit {
-        "device.matrix_unit is false"
-    } else if !wanted {
-        "the fastest for one row; device.matrix_unit_causal is false"
-    } else {
-        "the device has no matrix unit that may be used"
-    };
-    let products = if unit { Products::MatrixUnit } else { Products::Vector };
-    let value = if unit { "matrix unit" } else { "vectors" };
-    (products, Reason { what: "kernels", value: value.to_owned(), why: why.to_owned() })
 }
 
 /// Rows of a pass after the prompt. How many of them are guesses is decided pass by pass.
@@ -387,10 +364,10 @@ mod tests {
                 unified: true,
                 budget: (budget_mib * MIB) as u64,
                 available: None,
-                matrix_unit: true,
             },
             model: ModelFacts { trained: 32_768, canvas: None, costs: None },
-            wanted: Wanted { matrix_unit: true, ..Wanted::default() },
+            kernels: KernelFacts::default(),
+            wanted: Wanted::default(),
         }
     }
 
@@ -500,25 +477,9 @@ mod tests {
     }
 
     #[test]
-    fn the_matrix_unit_is_used_where_there_is_one() {
+    fn a_canvas_is_a_pass() {
         let mut facts = facts(4096);
-        let products = |facts: &Facts| choose(facts, cost).unwrap().shape.products;
-        assert_eq!(
-            (products(&facts), &*why(&facts, "kernels")),
-            (Products::Vector, "the fastest for one row; device.matrix_unit_causal is false")
-        );
-        facts.wanted.matrix_unit_causal = true;
-        assert_eq!(products(&facts), Products::MatrixUnit);
         facts.model.canvas = Some(256);
-        assert_eq!(products(&facts), Products::MatrixUnit);
-        facts.wanted.matrix_unit = false;
-        assert_eq!(
-            (products(&facts), &*why(&facts, "kernels")),
-            (Products::Vector, "device.matrix_unit is false")
-        );
-        facts.wanted.matrix_unit = true;
-        facts.device.matrix_unit = false;
-        assert_eq!(products(&facts), Products::Vector);
         assert!(why(&facts, "chunk").ends_with("; a canvas is a pass of 256"));
     }
 

@@ -22,6 +22,15 @@ pub enum ModelError {
     /// There is no checkpoint.
     #[error(transparent)]
     Kind(#[from] KindError),
+    /// Kernels of the `xmx` family were asked for where they cannot run.
+    #[error(
+        "kernels of the xmx family need sub-groups with loads of blocks (cl_intel_subgroups) and f16, which {device} lacks; set \
+         device.kernels = \"vector\", or choose another device"
+    )]
+    NoSubGroups {
+        /// The device.
+        device: String,
+    },
     /// A directory of tensors is damaged or lacks something.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),

@@ -3,14 +3,14 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use half::f16;
+use half::{bf16, f16};
 use thiserror::Error;
 
 use super::workload::ProductShape;
 use crate::checkpoint::quant::{GgmlType, QuantError, Unpacked, dequantize, unpack_block};
 use crate::checkpoint::rows::{Encoding, Rows, Span};
 use crate::checkpoint::w4::{QuantiseError, pack_codes, quantise_group};
-use crate::ops::{Format, ROW_MULTIPLE, Scales, TILE, round_up};
+use crate::ops::{Family, Format, Products, ROW_MULTIPLE, Scales, TILE, round_up, xmx_arrange};
 
 /// A matrix to be: parts of one format (see [`format_in_tiles`]) and one row length.
 #[derive(Debug, Clone)]
@@ -21,6 +21,8 @@ pub struct Blueprint {
     pub parts: Vec<Rows>,
     /// How the parts lie in the matrix.
     pub arrangement: Arrangement,
+    /// Whose products its tiles are for.
+    pub family: Family,
 }
 
 /// Why rows could not become tiles.
@@ -63,6 +65,17 @@ pub enum RepackError {
         scale: f32,
         /// Its zero point.
         zero: f32,
+    },
+    /// A weight that the matrix engine has no number for.
+    #[error(
+        "{matrix}: a weight is {value}, and kernels of the xmx family multiply numbers below 65520; set device.kernels = \
+         \"vector\""
+    )]
+    TooLarge {
+        /// The matrix.
+        matrix: String,
+        /// The weight.
+        value: f32,
     },
     /// Weights that cannot be quantised.
     #[error("tensor {tensor}, row {row}: {error}; the file is damaged: copy it again from its source")]
@@ -119,9 +132,22 @@ pub fn format_in_tiles(encoding: &Encoding) -> Format {
 }
 
 impl Blueprint {
-    /// The format of all its parts.
+    /// The format of its tiles: that of all its parts, but for the `xmx` family F16 instead of BF16.
     pub fn format(&self) -> Format {
+        match (self.family, self.packed_format()) {
+            (Family::Xmx, Format::Bf16) => Format::F16,
+            (_, format) => format,
+        }
+    }
+
+    /// The format of all its parts.
+    fn packed_format(&self) -> Format {
         self.parts.first().map_or(Format::F32, |part| format_in_tiles(&part.encoding))
+    }
+
+    /// Makes it one for the products that `products` has for its format.
+    pub fn made_for(&mut self, products: Products) {
+        self.family = products.family(self.packed_format());
     }
 
     /// Its shape, as one product.
@@ -239,6 +265,7 @@ impl Blueprint {
                         for (i, tile) in chunk.chunks_exact_mut(tile_bytes).enumerate() {
                             if let Some((rows, first)) = self.source(tops, first + part * each + i) {
                                 write_tile(rows, first, tile)?;
+                                self.put_in_order(tile)?;
                             }
                         }
                         Ok(())
@@ -252,6 +279,39 @@ impl Blueprint {
         })
     }
 }
+
+impl Blueprint {
+    /// Brings a tile into its family's order.
+    fn put_in_order(&self, tile: &mut [u8]) -> Result<(), RepackError> {
+        if self.family == Family::Vector {
+            return Ok(());
+        }
+        let format = self.packed_format();
+        if format == Format::Bf16 {
+            let numbers = tile.as_chunks::<2>().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32());
+            if let Some(value) = numbers.into_iter().find(|value| value.abs() >= F16_END) {
+                return Err(RepackError::TooLarge { matrix: self.name.clone(), value });
+            }
+        }
+        xmx_arrange(format, tile, self.columns());
+        Ok(())
+    }
+}
+
+/// Makes two matrices ones of the `vector` family unless both are of one: the first leaves its rows packed for the second.
+pub(super) fn of_one_family(blueprints: &mut [Blueprint], both: [usize; 2]) {
+    let mut families = both.iter().filter_map(|&matrix| Some(blueprints.get(matrix)?.family));
+    if families.next() != families.next() {
+        for matrix in both {
+            if let Some(blueprint) = blueprints.get_mut(matrix) {
+                blueprint.family = Family::Vector;
+            }
+        }
+    }
+}
+
+/// The first number that rounds to no f16.
+const F16_END: f32 = 65_520.0;
 
 /// Puts up to [`TILE`] rows from `first` on into a zeroed tile.
 fn write_tile(part: &Rows, first: usize, out: &mut [u8]) -> Result<(), RepackError> {
@@ -448,7 +508,15 @@ mod tests {
         let span = |range| Span::new(Arc::clone(&map), range).unwrap();
         let encoding = Encoding::W4 { scales: span(32..34), zeros: span(34..36), group: 64 };
         let rows = Rows { name: "gu_q".to_owned(), encoding, rows: 1, columns: 64, bytes: span(0..32) };
-        (file, Blueprint { name: "a".to_owned(), parts: vec![rows], arrangement: Arrangement::Stacked })
+        (
+            file,
+            Blueprint {
+                name: "a".to_owned(),
+                parts: vec![rows],
+                arrangement: Arrangement::Stacked,
+                family: Family::Vector,
+            },
+        )
     }
 
     #[test]
@@ -468,7 +536,12 @@ mod tests {
             bytes,
         };
         let parts = vec![lying.turned().unwrap()];
-        let blueprint = Blueprint { name: "k_b".to_owned(), parts, arrangement: Arrangement::Stacked };
+        let blueprint = Blueprint {
+            name: "k_b".to_owned(),
+            parts,
+            arrangement: Arrangement::Stacked,
+            family: Family::Vector,
+        };
         assert_eq!((blueprint.format(), blueprint.rows()), (Format::F32, ROW_MULTIPLE));
         let mut out = vec![0; blueprint.bytes()];
         blueprint.write(0, &mut out).unwrap();
@@ -502,8 +575,12 @@ mod tests {
                 columns,
                 bytes: Span::new(map, 0..bytes.len()).unwrap(),
             };
-            let blueprint =
-                Blueprint { name: "w".to_owned(), parts: vec![rows], arrangement: Arrangement::Stacked };
+            let blueprint = Blueprint {
+                name: "w".to_owned(),
+                parts: vec![rows],
+                arrangement: Arrangement::Stacked,
+                family: Family::Vector,
+            };
             let mut tiles = vec![0; blueprint.bytes()];
             blueprint.write(0, &mut tiles).unwrap();
 

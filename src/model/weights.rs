@@ -19,7 +19,7 @@ use super::repack::{Blueprint, RepackError};
 use super::sums::sums_of;
 use crate::checkpoint::mapping::Mapping;
 use crate::device::{Device, HostBytes, Purpose};
-use crate::ops::Matrix;
+use crate::ops::{Family, Matrix};
 
 /// Counts changes of the tile layouts: files of another version are made again.
 const LAYOUT: u32 = 2;
@@ -49,6 +49,8 @@ struct Entry<'a> {
     rows: usize,
     columns: usize,
     at: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    family: Option<&'static str>,
 }
 
 /// Makes the matrices that `blueprints` describe, and what `kernels` makes. `progress` hears the share that is done, 0 to
@@ -149,7 +151,13 @@ fn wrap(
 }
 
 fn matrix(blueprint: &Blueprint, buffer: crate::device::Buffer) -> Matrix {
-    Matrix { buffer, format: blueprint.format(), rows: blueprint.rows(), columns: blueprint.columns() }
+    Matrix {
+        buffer,
+        format: blueprint.format(),
+        rows: blueprint.rows(),
+        columns: blueprint.columns(),
+        family: blueprint.family,
+    }
 }
 
 fn total_bytes(blueprints: &[Blueprint]) -> usize {
@@ -185,7 +193,8 @@ fn tiles_file(
     progress: &mut dyn FnMut(f32),
 ) -> Result<(Arc<Mapping>, Vec<usize>), CacheFault> {
     let dir = dir.join("weights");
-    let path = dir.join(format!("{}{TILES}", identity));
+    let families = if blueprints.iter().any(|matrix| matrix.family == Family::Xmx) { "-xmx" } else { "" };
+    let path = dir.join(format!("{identity}{families}{TILES}"));
     let fault = |error| CacheFault::Io(path.clone(), error);
     let plan = Plan::new(identity, blueprints).map_err(|error| fault(error.into()))?;
     match plan.open(&path, progress) {
@@ -261,7 +270,7 @@ struct Plan<'a> {
 impl<'a> Plan<'a> {
     fn new(identity: &str, blueprints: &'a [Blueprint]) -> Result<Self, serde_json::Error> {
         // The description's length depends on the offsets in it, so it gets room for any.
-        let entries: usize = blueprints.iter().map(|blueprint| blueprint.name.len() + 160 + 8).sum();
+        let entries: usize = blueprints.iter().map(|blueprint| blueprint.name.len() + 180 + 8).sum();
         let mut length = crate::ops::round_up(entries + PAGE, PAGE);
         let starts: Vec<usize> = blueprints
             .iter()
@@ -283,6 +292,7 @@ impl<'a> Plan<'a> {
                     rows: blueprint.rows(),
                     columns: blueprint.columns(),
                     at,
+                    family: (blueprint.family == Family::Xmx).then_some("xmx"),
                 })
                 .collect(),
         };
@@ -396,7 +406,12 @@ mod tests {
         let blueprints = ["blk.0.attn_q.weight", "blk.0.ffn_down.weight"]
             .map(|name| {
                 let parts = vec![gguf.rows(gguf.tensor(name).unwrap())];
-                Blueprint { name: name.to_owned(), parts, arrangement: Arrangement::Stacked }
+                Blueprint {
+                    name: name.to_owned(),
+                    parts,
+                    arrangement: Arrangement::Stacked,
+                    family: Family::Vector,
+                }
             })
             .to_vec();
         (gguf.identity().to_string(), blueprints)

@@ -4,7 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::check::{check, holds_floats, int};
-use super::kernels::{Kernels, OpsError};
+use super::kernels::{Family, Kernels, OpsError};
 use super::matmul::{Finish, Matrix, Output};
 use super::{Format, ROW_BLOCK, ROW_MULTIPLE, STRIDE_MULTIPLE, TILE, round_up};
 use crate::device::{Arg, Buffer, Device, Launch, Purpose};
@@ -424,6 +424,7 @@ impl Kernels {
 }
 
 fn check_table(op: &'static str, table: &Matrix, vocabulary: usize) -> Result<(), OpsError> {
+    check(op, table.family == Family::Vector, || "the table is for the xmx family".to_owned())?;
     check(op, table.buffer.size() >= table.bytes(), || {
         format!("the table has {} bytes, its shape needs {}", table.buffer.size(), table.bytes())
     })?;

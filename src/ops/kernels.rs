@@ -5,8 +5,9 @@ use std::collections::HashMap;
 
 use thiserror::Error;
 
+use super::xmx::{Xmx, XmxRows, XmxTerms, xmx_takes};
 use super::{Cache, CacheKind, Format};
-use crate::device::{Device, DeviceError, DeviceKind, Kernel, Program};
+use crate::device::{Buffer, Device, DeviceError, DeviceKind, Kernel, Program};
 
 const COMMON: &str = include_str!("../../cl/include/common.h");
 const WEIGHTS: &str = include_str!("../../cl/include/weights.h");
@@ -76,14 +77,30 @@ pub enum Products {
     Vector,
     /// By the processor's matrix unit, as exact; see `cl/include/tiles.h`.
     MatrixUnit,
+    /// By a card's matrix engine where there are kernels for a format ([`Family::Xmx`]), elsewhere by vectors.
+    Xmx,
 }
+
+/// Whose products a matrix is for: how codes lie inside its tiles, and in which form rows meet it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Family {
+    /// The `vector` family's, of either sort.
+    #[default]
+    Vector,
+    /// The `xmx` family's: [`xmx_arrange`](super::xmx_arrange) has put its tiles in order.
+    Xmx,
+}
+
+/// How rows are rounded for the matrix engine: a model's numbers stay as exact as f32.
+const TERMS: XmxTerms = XmxTerms::Two;
 
 impl Products {
     /// Values (of 4 bytes) of a buffer for `rows` packed rows of `stride` values, a multiple of
     /// [`STRIDE_MULTIPLE`](super::STRIDE_MULTIPLE).
     pub fn packed_values(self, rows: usize, stride: usize) -> usize {
         match self {
-            Self::Vector => rows * stride,
+            // Two f16 for each value.
+            Self::Vector | Self::Xmx => rows * stride,
             // Three terms of 2 bytes a value; a tile reads 16 rows of 64 bytes, whatever they are.
             Self::MatrixUnit => rows * stride / 2 * 3 + 256,
         }
@@ -94,13 +111,20 @@ impl Products {
         match self {
             Self::Vector => rows * stride / 32 * 3,
             Self::MatrixUnit => rows * stride / 32 * 3 + 16,
+            Self::Xmx => (rows * stride / 32 * 3).max(XmxRows::beside(rows, stride) / 4),
         }
+    }
+
+    /// Whose tiles a matrix of that format should be made of.
+    pub fn family(self, format: Format) -> Family {
+        if self == Self::Xmx && xmx_takes(format) { Family::Xmx } else { Family::Vector }
     }
 }
 
-/// Kernels of the `vector` family on one device.
+/// Kernels of the `vector` family on one device, and those of the `xmx` family where products are made by it.
 pub struct Kernels {
     products: Products,
+    xmx: Option<Xmx>,
     built: RefCell<HashMap<(&'static str, usize), Program>>,
     /// What programs are made of behind `common.h`, by label.
     sources: RefCell<HashMap<String, String>>,
@@ -135,10 +159,20 @@ impl Kernels {
         granted.then(|| Self::with_products(device, Products::MatrixUnit)).transpose()
     }
 
+    /// Kernels that make products by the `xmx` family; none where the device has no sub-groups with loads of blocks.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_xmx(device: &Device) -> Result<Option<Self>, OpsError> {
+        let Some(xmx) = Xmx::new(device)? else { return Ok(None) };
+        Ok(Some(Self { xmx: Some(xmx), ..Self::with_products(device, Products::Xmx)? }))
+    }
+
     fn with_products(device: &Device, products: Products) -> Result<Self, OpsError> {
         let info = device.info();
         Ok(Self {
             products,
+            xmx: None,
             built: RefCell::default(),
             sources: RefCell::default(),
             prefetch: if info.kind == DeviceKind::Cpu && (info.is_pocl() || info.is_intel()) {
@@ -163,9 +197,25 @@ impl Kernels {
     /// How rows are packed, and how a block of them goes through a pair of tiles.
     fn pair(&self) -> [&'static str; 2] {
         match self.products {
-            Products::Vector => [PACK, TILE_PAIR],
+            Products::Vector | Products::Xmx => [PACK, TILE_PAIR],
             Products::MatrixUnit => [TILES, ""],
         }
+    }
+
+    /// The kernels that take matrices of the `xmx` family, and `packed` and `sums` as rows in its form.
+    pub(super) fn xmx_rows(
+        &self,
+        op: &'static str,
+        device: &Device,
+        [packed, sums]: [&Buffer; 2],
+        rows: usize,
+        columns: usize,
+    ) -> Result<(&Xmx, XmxRows), OpsError> {
+        let xmx = self.xmx.as_ref().ok_or_else(|| OpsError::Shape {
+            op,
+            what: "the matrix is for the xmx family, which these kernels are not".to_owned(),
+        })?;
+        Ok((xmx, XmxRows::over(device, packed, sums, rows, columns, TERMS)?))
     }
 
     pub(super) fn unused(&self) -> &crate::device::Buffer {
@@ -185,7 +235,7 @@ impl Kernels {
     ) -> Result<Kernel, OpsError> {
         self.kernel(device, ("matmul", format as usize), name, || {
             let few = match self.products {
-                Products::Vector => FEW_VECTORS,
+                Products::Vector | Products::Xmx => FEW_VECTORS,
                 Products::MatrixUnit => FEW_TILES,
             };
             let source = format!("{}{PREPARE}{FINISH}{FEW_ROWS}{few}{MATMUL}", self.products_source(format));

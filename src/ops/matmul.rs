@@ -2,7 +2,7 @@
 //! rows and two for many.
 
 use super::check::{check, holds_floats, int};
-use super::kernels::{Kernels, OpsError, Products};
+use super::kernels::{Family, Kernels, OpsError, Products};
 use super::{Format, ROW_BLOCK, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
 use crate::device::{Arg, Buffer, Device, Launch, Work};
 
@@ -24,7 +24,7 @@ const UNIT_ROWS: u64 = 2;
 pub(super) fn cut(args: &mut [u64], products: Products) -> usize {
     let (pairs, each) = (args[NARROW_PAIRS], args[NARROW_EACH]);
     let rows = match products {
-        Products::Vector => args[NARROW_ROWS],
+        Products::Vector | Products::Xmx => args[NARROW_ROWS],
         Products::MatrixUnit => UNIT_ROWS,
     };
     let products = 32 * 32 * args[NARROW_GROUPS] * rows;
@@ -37,7 +37,7 @@ pub(super) fn cut(args: &mut [u64], products: Products) -> usize {
 /// Most rows of `narrow`; `FEW_ROWS` in `cl/include/few_vectors.h` and `few_tiles.h`.
 fn few_rows(products: Products) -> usize {
     match products {
-        Products::Vector => 8,
+        Products::Vector | Products::Xmx => 8,
         Products::MatrixUnit => 16,
     }
 }
@@ -53,6 +53,8 @@ pub struct Matrix {
     pub rows: usize,
     /// Inputs.
     pub columns: usize,
+    /// Whose products its tiles are for.
+    pub family: Family,
 }
 
 impl Matrix {
@@ -179,8 +181,11 @@ impl Kernels {
     }
 
     /// Most rows, 1 to 8 or 16, that [`narrow`](Self::narrow) takes through `matrix`: as many as the device's local memory holds.
-    /// Up to there it is faster than packing for [`matmul`](Self::matmul).
+    /// Up to there it is faster than packing for [`matmul`](Self::matmul). None through a matrix of the `xmx` family.
     pub fn narrow_rows(&self, matrix: &Matrix) -> usize {
+        if matrix.family == Family::Xmx {
+            return 0;
+        }
         let bytes = |rows: usize| -> usize { local_bytes(self.products(), matrix, rows).into_iter().sum() };
         (2..=few_rows(self.products())).rev().find(|&rows| bytes(rows) <= self.local_memory()).unwrap_or(1)
     }
@@ -240,7 +245,7 @@ impl Kernels {
         .doing(matrix.work(rows)))
     }
 
-    /// Prepares `rows` rows and packs them for [`matmul`](Self::matmul). `packed` and `sums` have
+    /// Prepares `rows` rows and packs them for [`matmul`](Self::matmul) with matrices of `family`. `packed` and `sums` have
     /// [`packed_values`](super::Products::packed_values) and [`sums_values`](super::Products::sums_values) for `columns`
     /// padded to [`STRIDE_MULTIPLE`].
     ///
@@ -251,12 +256,17 @@ impl Kernels {
         device: &Device,
         input: &RowInput<'_>,
         rows: usize,
+        family: Family,
         packed: &Buffer,
         sums: &Buffer,
     ) -> Result<Launch, OpsError> {
         const OP: &str = "pack_rows";
         self.check_input(OP, input, rows)?;
         let groups = self.holds_packed(OP, input.n, rows, packed, sums)?;
+        if family == Family::Xmx {
+            let (xmx, ready) = self.xmx_rows(OP, device, [packed, sums], rows, input.n)?;
+            return xmx.prepare(device, input, rows, &ready);
+        }
         let unused = self.unused();
         let (branch, branch_weight, new_rows) = input.branch.unwrap_or((unused, unused, unused));
         check(OP, input.at == 0, || "rows to pack start at 0".to_owned())?;
@@ -300,6 +310,11 @@ impl Kernels {
         const OP: &str = "matmul";
         let packed_groups = self.holds_packed(OP, matrix.columns, rows, packed, sums)?;
         self.check_output(OP, matrix, &finish, output, rows)?;
+        if matrix.family == Family::Xmx {
+            let (xmx, ready) = self.xmx_rows(OP, device, [packed, sums], rows, matrix.columns)?;
+            let launch = xmx.matmul(device, matrix, &ready, rows, finish, output)?;
+            return Ok(launch.doing(matrix.work(rows)));
+        }
         let unused = self.unused();
         Ok(Launch::with_args(
             &self.matmul_kernel(device, matrix.format, OP)?,
@@ -407,7 +422,7 @@ impl Kernels {
 fn local_bytes(products: Products, matrix: &Matrix, rows: usize) -> [usize; 3] {
     let row = matrix.groups() * 32 * 4;
     match products {
-        Products::Vector => {
+        Products::Vector | Products::Xmx => {
             [row * rows, row / matrix.format.scale_group() * rows, if rows > 1 { row } else { 4 }]
         }
         // As packed rows.

@@ -1,7 +1,8 @@
 //! One typed launcher for each kernel, with its CPU reference beside it.
 //!
 //! Kernels of the `vector` family: one work-item does a vector's work by hand. A row's result has the same bits
-//! however many rows a pass has; [`Kernels::narrow`] and [`Kernels::matmul`] are two ways to the same numbers.
+//! however many rows a pass has; [`Kernels::narrow`] and [`Kernels::matmul`] are two ways to the same numbers. [`Kernels`]
+//! may make products by the `xmx` family instead, matrix by matrix ([`Matrix::family`]).
 
 mod attention;
 mod check;
@@ -30,7 +31,7 @@ pub use head::{
     HeadOptions, HeadReference, HeadRow, HeadRun, HeadState, MOST_BARRED, embed_reference, head_noise,
     head_reference,
 };
-pub use kernels::{Kernels, OpsError, Products};
+pub use kernels::{Family, Kernels, OpsError, Products};
 pub use latent::{HeadMatrices, HeadRows, LATENT_START, LatentRotation};
 pub use matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
 pub use moe::{

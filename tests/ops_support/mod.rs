@@ -53,7 +53,7 @@ pub fn poisoned_packed(
 ) -> [(Buffer, usize); 2] {
     let products = kernels.products();
     let written = match products {
-        Products::Vector => rows * stride,
+        Products::Vector | Products::Xmx => rows * stride,
         Products::MatrixUnit => rows * stride / 2 * 3,
     };
     [

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axe::checkpoint::gguf::Gguf;
 use axe::device::{Device, DeviceOptions, DeviceSelector};
 use axe::model::{Causal, LoadOptions};
-use axe::ops::{CacheKind, Kernels, Products};
+use axe::ops::{CacheKind, Kernels, Products, Xmx};
 
 /// The causal families of which there is a tiny model.
 pub const FAMILIES: [&str; 11] = [
@@ -76,26 +76,38 @@ pub fn cache_dir() -> PathBuf {
 
 /// A model with room for `context` positions, passes of up to `rows` rows, all with logits.
 pub fn open_model(path: &Path, context: usize, rows: usize, cache: CacheKind) -> Causal {
-    open_by(false, path, context, rows, cache)
+    open_by(Products::Vector, path, context, rows, cache)
 }
 
-/// The model once for each way to make products that there is here.
+/// The model once for each way to make products that there is here, the `xmx` family's among them.
 pub fn open_every_way(
     path: &Path,
     context: usize,
     rows: usize,
     cache: CacheKind,
 ) -> impl Iterator<Item = Causal> {
-    matrix_units().iter().map(move |&unit| open_by(unit, path, context, rows, cache))
+    ways().into_iter().map(move |products| open_by(products, path, context, rows, cache))
 }
 
-/// Without the matrix unit, and with it where it may be used.
-pub fn matrix_units() -> &'static [bool] {
-    if device().info().grants_matrix_unit() { &[false, true] } else { &[false] }
+/// The ways to make products that there are here.
+pub fn ways() -> Vec<Products> {
+    let xmx = Xmx::new(&device()).unwrap().map(|_| Products::Xmx);
+    if xmx.is_none() {
+        println!("no sub-groups with loads of blocks here: the xmx family is not tested");
+    }
+    units().iter().copied().chain(xmx).collect()
 }
 
-/// The model with the matrix unit or without it.
-pub fn open_by(matrix_unit: bool, path: &Path, context: usize, rows: usize, cache: CacheKind) -> Causal {
+/// By vectors, and by the matrix unit where it may be used.
+pub fn units() -> &'static [Products] {
+    match device().info().grants_matrix_unit() {
+        true => &[Products::Vector, Products::MatrixUnit],
+        false => &[Products::Vector],
+    }
+}
+
+/// The model with products made that way.
+pub fn open_by(products: Products, path: &Path, context: usize, rows: usize, cache: CacheKind) -> Causal {
     let gguf = Arc::new(Gguf::open(path).unwrap());
     let options = LoadOptions {
         context,
@@ -104,11 +116,10 @@ pub fn open_by(matrix_unit: bool, path: &Path, context: usize, rows: usize, cach
         cache,
         cache_dir: Some(cache_dir()),
         join: false,
-        matrix_unit,
+        products,
     };
     let model = Causal::load(device(), gguf, &options, &mut |_| {}).unwrap();
-    let unit = model.products() == Products::MatrixUnit;
-    assert_eq!(unit, matrix_unit, "the self-test of the matrix unit fails");
+    assert_eq!(model.products(), products, "the self-test of these products fails");
     model
 }
 

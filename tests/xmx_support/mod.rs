@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use axe::device::{Device, Launch, Purpose};
-use axe::ops::{Format, Matrix, Xmx, XmxRows, XmxTerms, xmx_arrange};
+use axe::ops::{Family, Format, Matrix, Xmx, XmxRows, XmxTerms, xmx_arrange};
 use half::f16;
 
 use crate::ops_support::{Bounded, DENORMAL, POISON, ULP, Weights};
@@ -68,7 +68,7 @@ impl Bench {
         let format = xmx_arrange(format, &mut tiles, columns).unwrap();
         let buffer = self.device.alloc(Purpose::Weights, tiles.len()).unwrap();
         self.device.write(&buffer, 0, &tiles).unwrap();
-        Matrix { buffer, format, rows, columns }
+        Matrix { buffer, format, rows, columns, family: Family::Xmx }
     }
 }
 

@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 use axe::device::Purpose;
-use axe::ops::{Format, HeadOptions, HeadRun, HeadState, Matrix, RowInput, STRIDE_MULTIPLE, round_up};
+use axe::ops::{
+    Family, Format, HeadOptions, HeadRun, HeadState, Matrix, RowInput, STRIDE_MULTIPLE, round_up,
+};
 
 use super::Bench;
 
@@ -25,12 +27,19 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<()> {
         let buffer = bench.device.alloc(Purpose::Weights, bytes)?;
         // Zeros: every logit is the same.
         bench.device.fill(&buffer, 0)?;
-        let table = Matrix { buffer, format, rows: vocabulary, columns: hidden };
+        let table = Matrix { buffer, format, rows: vocabulary, columns: hidden, family: Family::Vector };
         let stride = round_up(hidden, STRIDE_MULTIPLE);
         let x = bench.zeros(stride * ROWS)?;
         let [packed, sums] = bench.packed(ROWS, stride)?;
         let input = RowInput { rows: &x, at: 0, branch: None, norm: None, n: hidden, stride, epsilon: 1e-6 };
-        bench.device.enqueue(&bench.kernels.pack_rows(&bench.device, &input, ROWS, &packed, &sums)?)?;
+        bench.device.enqueue(&bench.kernels.pack_rows(
+            &bench.device,
+            &input,
+            ROWS,
+            Family::Vector,
+            &packed,
+            &sums,
+        )?)?;
         let state = HeadState::new(&bench.device, ROWS, hidden, true)?;
         let options = HeadOptions { softcap: 30.0, vocabulary, scale: 1.0 };
         let product = 2.0 * vocabulary as f64 * hidden as f64 * ROWS as f64;

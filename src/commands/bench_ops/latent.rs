@@ -3,7 +3,7 @@
 use anyhow::Result;
 use axe::device::{Arg, Purpose};
 use axe::ops::{
-    ATTENTION_START, Attention, Cache, CacheKind, Format, HeadMatrices, HeadRows, LATENT_START,
+    ATTENTION_START, Attention, Cache, CacheKind, Family, Format, HeadMatrices, HeadRows, LATENT_START,
     LatentRotation, Matrix, Pairing, STRIDE_MULTIPLE, round_up,
 };
 
@@ -33,7 +33,7 @@ pub(super) fn measure(bench: &Bench<'_>, start: usize, rows: usize) -> Result<()
     let bytes = format.matrix_bytes(HEADS * LATENT, PLAIN);
     let buffer = device.alloc(Purpose::Weights, bytes)?;
     device.fill(&buffer, 0)?;
-    let matrix = Matrix { buffer, format, rows: HEADS * LATENT, columns: PLAIN };
+    let matrix = Matrix { buffer, format, rows: HEADS * LATENT, columns: PLAIN, family: Family::Vector };
     let matrices = HeadMatrices { matrix, heads: HEADS, outputs: LATENT };
     let [packed, sums] = bench.packed(HEADS * rows, round_up(PLAIN, STRIDE_MULTIPLE))?;
     let input = HeadRows { rows: &raw, stride: raw_stride, at: 0, step: PLAIN + TURNS };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use axe::checkpoint::gguf::Gguf;
 use axe::config::Config;
+use axe::load::KernelFacts;
 use axe::model::{Causal, CausalConfig, LoadOptions, Logits};
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -20,6 +21,7 @@ pub(super) fn run(options: &Options, config: &Config, gguf: Arc<Gguf>) -> Result
     check_ids(&ids, trained.vocabulary)?;
     check_length(ids.len(), trained.context)?;
     let block = options.block.map_or(DEFAULT_BLOCK, |block| block as usize).min(ids.len());
+    let device = axe::load::open_device(&config.device)?;
     let load = LoadOptions {
         context: ids.len(),
         rows: block,
@@ -27,9 +29,8 @@ pub(super) fn run(options: &Options, config: &Config, gguf: Arc<Gguf>) -> Result
         cache: options.kv_cache,
         cache_dir: config.device.zero_copy.then(|| config.device.cache_dir.clone()),
         join: config.device.joins(),
-        matrix_unit: config.device.causal_matrix_unit(),
+        products: KernelFacts::new(&config.device, device.info()).products(false).0,
     };
-    let device = axe::load::open_device(&config.device)?;
     let mut model = Causal::load(device, gguf, &load, &mut |_| {})?;
     let vocabulary = model.config().vocabulary;
     let mut logits: Vec<u8> = Vec::with_capacity(ids.len() * vocabulary * 4);

@@ -8,6 +8,7 @@ use crate::checkpoint::rows::Rows;
 use crate::model::error::ModelError;
 use crate::model::gate_up::GateUp;
 use crate::model::repack::{Arrangement, Blueprint, format_in_tiles};
+use crate::ops::Family;
 
 /// Collects the matrices and vectors that a model is made of; they are named by their places in the collection.
 pub(super) struct Finder<'a> {
@@ -117,7 +118,7 @@ impl<'a> Finder<'a> {
                 parts[0].name, odd.name
             )));
         }
-        self.blueprints.push(Blueprint { name, parts, arrangement });
+        self.blueprints.push(Blueprint { name, parts, arrangement, family: Family::Vector });
         Ok(self.blueprints.len() - 1)
     }
 

@@ -54,8 +54,8 @@ pub struct LoadOptions {
     pub cache_dir: Option<PathBuf>,
     /// Make one launch of a pass of a few rows where the device can: faster on processors, and the same bits.
     pub join: bool,
-    /// Use the processor's matrix unit where there is one that may be used and works.
-    pub matrix_unit: bool,
+    /// How products are to be made. The processor's matrix unit is taken only where there is one that may be used and works.
+    pub products: Products,
 }
 
 /// Which rows of a pass get logits.
@@ -121,8 +121,7 @@ impl Causal {
     pub fn plan(gguf: &Gguf, options: &LoadOptions) -> Result<MemoryPlan, ModelError> {
         let config = CausalConfig::read(gguf)?;
         let parts = Parts::find(gguf, &config, options.context)?;
-        let products = if options.matrix_unit { Products::MatrixUnit } else { Products::Vector };
-        let scratch_rows = parts.scratch_rows(&config, options, products);
+        let scratch_rows = parts.scratch_rows(&config, options, options.products);
         Ok(parts.plan(&config, &Strides::new(&config), options, scratch_rows))
     }
 
@@ -148,24 +147,26 @@ impl Causal {
         let config = CausalConfig::read(&gguf)?;
         let (rows, logit_rows) = options.pass_rows();
         let strides = Strides::new(&config);
-        let parts = Parts::find(&gguf, &config, options.context)?;
-        let unit = if options.matrix_unit { Kernels::with_matrix_unit(&device)? } else { None };
-        let products = unit.as_ref().map_or(Products::Vector, Kernels::products);
+        let mut parts = Parts::find(&gguf, &config, options.context)?;
+        let wanted = kernels::wanted(&device, options.products)?;
+        let products = wanted.as_ref().map_or(Products::Vector, Kernels::products);
         let rows_with = |products| parts.scratch_rows(&config, options, products);
         parts.plan(&config, &strides, options, rows_with(products)).check(&device, options.context)?;
-        let kernels = || {
-            kernels::tested(&device, unit, |kernels| Self::test(&device, kernels, &config, &parts, options))
-        };
-        let (matrices, kernels) = weights::load(
+        let kernels = kernels::tested(&device, wanted, |kernels| {
+            Self::test(&device, kernels, &config, &parts, options)
+        })?;
+        let scratch_rows = rows_with(kernels.products());
+        parts.made_for(kernels.products());
+        let fell_back = products != kernels.products();
+        progress(0.05);
+        let (matrices, ()) = weights::load(
             &device,
             &gguf.identity().to_string(),
             &parts.blueprints,
             options.cache_dir.as_deref(),
-            kernels,
+            || Ok(()),
             &mut |share| progress(0.05 + 0.9 * share),
         )?;
-        let scratch_rows = rows_with(kernels.products());
-        let fell_back = products != kernels.products();
         let vectors = parts.vectors.iter().map(|values| layer::vector(&device, values));
         let vectors = vectors.collect::<Result<Vec<_>, ModelError>>()?;
         let tables = config.ropes.iter().zip(&parts.divisors);
@@ -216,7 +217,8 @@ impl Causal {
             config,
             device,
         };
-        if options.join {
+        // Launches of the xmx family are no parts of one.
+        if options.join && model.products() != Products::Xmx {
             model.join_passes()?;
         }
         progress(1.0);
@@ -268,7 +270,7 @@ impl Causal {
         self.kernels.products()
     }
 
-    /// True if the matrix unit failed its self-test, and vectors took its place.
+    /// True if products as they were wanted failed their self-test, and vectors took their place.
     pub fn fell_back(&self) -> bool {
         self.fell_back
     }

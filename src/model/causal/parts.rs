@@ -13,7 +13,7 @@ use crate::model::config::{CausalConfig, ExpertsConfig, FeedForward, LatentConfi
 use crate::model::error::ModelError;
 use crate::model::gate_up::GateUp;
 use crate::model::plan::MemoryPlan;
-use crate::model::repack::{Arrangement, Blueprint};
+use crate::model::repack::{Arrangement, Blueprint, of_one_family};
 use crate::model::workload::{AttentionShape, ExpertsShape, Workload};
 use crate::ops::{Cache, Format, Products, STRIDE_MULTIPLE, Scoring, round_up};
 
@@ -81,10 +81,24 @@ impl Parts {
         formats
     }
 
+    /// Makes matrices for the products that `products` has for them. Those of heads are for kernels of their own.
+    pub(super) fn made_for(&mut self, products: Products) {
+        let of_heads = self.head_matrices();
+        let others = self.blueprints.iter_mut().enumerate().filter(|(matrix, _)| !of_heads.contains(matrix));
+        others.for_each(|(_, blueprint)| blueprint.made_for(products));
+        let experts = self.layers.iter().filter_map(|layer| layer.experts.as_ref());
+        experts.for_each(|experts| of_one_family(&mut self.blueprints, [experts.gate_up, experts.down]));
+    }
+
+    /// Heads' own matrices.
+    fn head_matrices(&self) -> Vec<usize> {
+        let latents = self.layers.iter().filter_map(|layer| layer.latent.as_ref());
+        latents.flat_map(|latent| [latent.to_latent, latent.from_latent]).collect()
+    }
+
     /// The kernels' formats of heads' own matrices.
     pub(super) fn head_formats(&self) -> Vec<Format> {
-        let latents = self.layers.iter().filter_map(|layer| layer.latent.as_ref());
-        let matrices = latents.flat_map(|latent| [latent.to_latent, latent.from_latent]);
+        let matrices = self.head_matrices().into_iter();
         let mut formats: Vec<Format> = matrices.map(|matrix| self.blueprints[matrix].format()).collect();
         formats.sort_unstable();
         formats.dedup();

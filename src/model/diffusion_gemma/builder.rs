@@ -9,8 +9,8 @@ use crate::model::error::ModelError;
 use crate::model::gate_up::GateUp;
 use crate::model::pass::Pass;
 use crate::ops::{
-    ATTENTION_START, Activation, Attention, CacheKind, CombineInput, Finish, Heads, Matrix, Output, Pairing,
-    ROTATE_START, Rotation, RowInput,
+    ATTENTION_START, Activation, Attention, CacheKind, CombineInput, Family, Finish, Heads, Matrix, Output,
+    Pairing, ROTATE_START, Rotation, RowInput,
 };
 
 /// The gate's activation, in all gated networks of the model.
@@ -33,7 +33,7 @@ pub(super) enum Mode {
 /// # Errors
 /// What the device says.
 pub(super) fn pass(model: &DiffusionGemma, rows: usize, mode: Mode) -> Result<Pass, ModelError> {
-    let mut builder = Builder { model, rows, mode, pass: Pass::default() };
+    let mut builder = Builder { model, rows, mode, pass: Pass::default(), input: None, packed_for: None };
     builder.inputs()?;
     let last = model.layers.len() - 1;
     for (index, layer) in model.layers.iter().enumerate() {
@@ -46,8 +46,8 @@ pub(super) fn pass(model: &DiffusionGemma, rows: usize, mode: Mode) -> Result<Pa
         builder.experts(layer)?;
         builder.pass.end_layer();
     }
-    let input = builder.stream(&model.head_norm);
-    builder.pack(&input)?;
+    builder.take(builder.stream(&model.head_norm));
+    builder.pack(Family::Vector)?;
     Ok(builder.pass)
 }
 
@@ -75,6 +75,10 @@ struct Builder<'a> {
     rows: usize,
     mode: Mode,
     pass: Pass,
+    /// What the next products are of.
+    input: Option<RowInput<'a>>,
+    /// The matrices that it is packed for.
+    packed_for: Option<Family>,
 }
 
 impl<'a> Builder<'a> {
@@ -100,20 +104,34 @@ impl<'a> Builder<'a> {
         RowInput { rows, at: 0, branch: None, norm: None, n, stride, epsilon: self.model.config.epsilon }
     }
 
-    fn pack(&mut self, input: &RowInput<'_>) -> Result<(), ModelError> {
+    /// The products that follow are of these rows.
+    fn take(&mut self, input: RowInput<'a>) {
+        (self.input, self.packed_for) = (Some(input), None);
+    }
+
+    /// Packs the rows for matrices of a family, if they are not yet.
+    fn pack(&mut self, family: Family) -> Result<(), ModelError> {
         let model = self.model;
         let (packed, sums) = (&model.scratch.packed, &model.scratch.sums);
-        self.pass.push(model.kernels.pack_rows(&model.device, input, self.rows, packed, sums)?);
+        let Some(input) = &mut self.input else { return Ok(()) };
+        if self.packed_for.replace(family) != Some(family) {
+            self.pass.push(model.kernels.pack_rows(&model.device, input, self.rows, family, packed, sums)?);
+            // The branch has been added: who packs again finds the sum.
+            if let Some((_, _, sum)) = input.branch.take() {
+                input.rows = sum;
+            }
+        }
         Ok(())
     }
 
-    /// The packed rows through a matrix.
+    /// The rows through a matrix.
     fn product(
         &mut self,
         matrix: &Matrix,
         finish: Finish<'_>,
         output: &Output<'_>,
     ) -> Result<(), ModelError> {
+        self.pack(matrix.family)?;
         let model = self.model;
         let (packed, sums) = (&model.scratch.packed, &model.scratch.sums);
         self.pass.push(model.kernels.matmul(
@@ -128,7 +146,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The packed rows through the first half of a gated network, to its inner values.
+    /// The rows through the first half of a gated network, to its inner values.
     fn gated(&mut self, gate_up: &GateUp<Matrix>) -> Result<(), ModelError> {
         let model = self.model;
         let values = &model.scratch.inner;
@@ -160,10 +178,9 @@ impl<'a> Builder<'a> {
         if conditioned {
             let conditioning = &model.conditioning;
             let soft = self.normed(&model.head.soft, Some(&conditioning.norm));
-            self.pack(&soft)?;
+            self.take(soft);
             self.gated(&conditioning.gate_up)?;
-            let inner = self.plain(&scratch.inner, config.feed_forward, strides.inner);
-            self.pack(&inner)?;
+            self.take(self.plain(&scratch.inner, config.feed_forward, strides.inner));
             let output = Output { rows: stream, at: 0, stride: strides.hidden };
             self.product(&conditioning.down, Finish::Add(stream), &output)?;
         }
@@ -180,8 +197,7 @@ impl<'a> Builder<'a> {
 
     fn attention_inputs(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
         let model = self.model;
-        let input = self.stream(&layer.norms.attention);
-        self.pack(&input)?;
+        self.take(self.stream(&layer.norms.attention));
         for (matrix, at) in &layer.qkv {
             let output = Output { rows: &model.scratch.qkv, at: *at, stride: model.strides.qkv };
             self.product(matrix, Finish::Store, &output)?;
@@ -223,8 +239,7 @@ impl<'a> Builder<'a> {
         };
         let launch = model.kernels.attention(&model.device, &attention, &layer.cache, self.rows)?;
         self.pass.push_positioned(launch, ATTENTION_START);
-        let input = self.plain(&layer.attended, width, layer.attended_stride);
-        self.pack(&input)?;
+        self.take(self.plain(&layer.attended, width, layer.attended_stride));
         let output = Output { rows: &model.scratch.branch, at: 0, stride: model.strides.hidden };
         self.product(&layer.output, Finish::Store, &output)
     }
@@ -235,10 +250,9 @@ impl<'a> Builder<'a> {
         let (scratch, strides) = (&model.scratch, &model.strides);
         let mut input = self.stream(&layer.norms.dense);
         input.branch = Some((&scratch.branch, &layer.norms.attention_branch, &scratch.residual[1]));
-        self.pack(&input)?;
+        self.take(input);
         self.gated(&layer.gate_up)?;
-        let input = self.plain(&scratch.inner, model.config.feed_forward, strides.inner);
-        self.pack(&input)?;
+        self.take(self.plain(&scratch.inner, model.config.feed_forward, strides.inner));
         let dense = Output { rows: &scratch.dense, at: 0, stride: strides.hidden };
         self.product(&layer.down, Finish::Store, &dense)
     }
@@ -249,8 +263,7 @@ impl<'a> Builder<'a> {
         let (device, kernels, routing, rows) = (&model.device, &model.kernels, &model.routing, self.rows);
         let (scratch, strides) = (&model.scratch, &model.strides);
         let stream = &scratch.residual[1];
-        let input = self.normed(stream, Some(&layer.router_norm));
-        self.pack(&input)?;
+        self.take(self.normed(stream, Some(&layer.router_norm)));
         let scores = Output { rows: &scratch.scores, at: 0, stride: strides.scores };
         self.product(&layer.router, Finish::Store, &scores)?;
         let (scales, chosen) = (&layer.per_expert_scale, &layer.chosen);
@@ -266,14 +279,17 @@ impl<'a> Builder<'a> {
         self.pass.push(kernels.sort_rows(device, chosen, routing, rows)?);
         let input = self.normed(stream, Some(&layer.norms.experts));
         let (slots, sums) = (&scratch.slots, &scratch.slot_sums);
-        self.pass.push(kernels.pack_for_experts(device, &input, routing, rows, slots, sums)?);
-        let (inner, inner_sums) = (&scratch.slot_inner, &scratch.slot_inner_sums);
         let gate_up = &layer.experts_gate_up;
+        let family = gate_up.matrix.family;
+        self.pass.push(kernels.pack_for_experts(device, &input, routing, rows, family, slots, sums)?);
+        let (inner, inner_sums) = (&scratch.slot_inner, &scratch.slot_inner_sums);
         self.pass
             .push(kernels.expert_gate_up(
                 device, gate_up, ACTIVATION, routing, rows, slots, sums, inner, inner_sums,
             )?);
         let (down, out) = (&layer.experts_down, &scratch.slot_out);
+        let between = kernels.sum_inner(device, down, routing, rows, inner, inner_sums)?;
+        between.into_iter().for_each(|launch| self.pass.push(launch));
         self.pass.push(kernels.expert_down(
             device,
             down,

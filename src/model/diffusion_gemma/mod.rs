@@ -54,8 +54,8 @@ pub struct DiffusionOptions {
     pub vocabulary: Option<usize>,
     /// Number type of the key-value cache.
     pub cache: CacheKind,
-    /// Use the processor's matrix unit where it can be.
-    pub matrix_unit: bool,
+    /// How products are to be made. The processor's matrix unit is taken only where there is one that may be used and works.
+    pub products: Products,
     /// Where repacked weights are kept.
     pub cache_dir: Option<PathBuf>,
     /// What becomes of plain expert weights.
@@ -72,7 +72,7 @@ impl DiffusionOptions {
             rows: 256,
             vocabulary: None,
             cache: CacheKind::F16,
-            matrix_unit: true,
+            products: Products::MatrixUnit,
             cache_dir: None,
             experts: ExpertWeights::AsStored,
             dense: DenseWeights::AsStored,
@@ -117,7 +117,7 @@ pub struct DiffusionGemma {
     kernels: Kernels,
     config: DiffusionConfig,
     formats: WeightFormats,
-    /// The matrix unit was asked for, is there, and failed its self-test.
+    /// Products as they were asked for failed their self-test.
     fell_back: bool,
     layers: Vec<Layer>,
     /// Embedding and head.
@@ -163,11 +163,19 @@ impl DiffusionGemma {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
         let config = checkpoint.config()?;
-        let parts =
+        let mut parts =
             Parts::find(&mut Source::new(checkpoint, &config, (options.experts, options.dense)), &config)?;
-        let unit = if options.matrix_unit { Kernels::with_matrix_unit(&device)? } else { None };
-        let products = unit.as_ref().map_or(Products::Vector, Kernels::products);
+        let wanted = kernels::wanted(&device, options.products)?;
+        let products = wanted.as_ref().map_or(Products::Vector, Kernels::products);
         parts.plan(&config, options, products).check(&device, options.context)?;
+        let kernels = kernels::tested(&device, wanted, |kernels| {
+            Self::test(&device, kernels, &config, &parts, options)
+        })?;
+        parts.made_for(kernels.products());
+        // Everything is compiled from here on.
+        release_unused();
+        let fell_back = products != kernels.products();
+        progress(0.05);
         // What is made of one checkpoint depends on what becomes of its weights.
         let formats = parts.formats();
         if options.experts == ExpertWeights::Quantised
@@ -182,18 +190,10 @@ impl DiffusionGemma {
         }
         let identity = format!("{}-{formats}", checkpoint.identity());
         let cache_dir = options.cache_dir.as_deref();
-        let kernels = || {
-            let test = |kernels: &Kernels| Self::test(&device, kernels, &config, &parts, options);
-            let kernels = kernels::tested(&device, unit, test)?;
-            // Everything is compiled from here on.
-            release_unused();
-            Ok(kernels)
-        };
-        let (matrices, kernels) =
-            weights::load(&device, &identity, &parts.blueprints, cache_dir, kernels, &mut |share| {
+        let (matrices, ()) =
+            weights::load(&device, &identity, &parts.blueprints, cache_dir, || Ok(()), &mut |share| {
                 progress(0.05 + 0.9 * share)
             })?;
-        let fell_back = products != kernels.products();
         checkpoint.release();
         let model = Self::assemble(device, kernels, config, &parts, &matrices, options)?;
         drop(parts);

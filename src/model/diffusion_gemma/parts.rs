@@ -11,9 +11,9 @@ use crate::checkpoint::rows::Rows;
 use crate::model::error::ModelError;
 use crate::model::gate_up::GateUp;
 use crate::model::plan::MemoryPlan;
-use crate::model::repack::{Arrangement, Blueprint, format_in_tiles};
+use crate::model::repack::{Arrangement, Blueprint, format_in_tiles, of_one_family};
 use crate::model::workload::{AttentionShape, ExpertsShape, Workload};
-use crate::ops::{Cache, Format, HeadState, Products, Routing, STRIDE_MULTIPLE, round_up};
+use crate::ops::{Cache, Family, Format, HeadState, Products, Routing, STRIDE_MULTIPLE, round_up};
 
 /// The matrices and vectors of a checkpoint, and which of them belong where.
 pub(super) struct Parts {
@@ -192,6 +192,16 @@ impl Parts {
         })
     }
 
+    /// Makes matrices for the products that `products` has for them. The table is for the head's kernels.
+    pub(super) fn made_for(&mut self, products: Products) {
+        let table = self.table;
+        let others = self.blueprints.iter_mut().enumerate().filter(|(matrix, _)| *matrix != table);
+        others.for_each(|(_, blueprint)| blueprint.made_for(products));
+        for layer in &self.layers {
+            of_one_family(&mut self.blueprints, [layer.experts_gate_up, layer.experts_down]);
+        }
+    }
+
     /// The formats of experts and table.
     pub(super) fn formats(&self) -> WeightFormats {
         let name = |matrix: usize| self.blueprints[matrix].format().name();
@@ -321,7 +331,7 @@ impl Blueprints {
                 ),
             });
         }
-        self.0.push(Blueprint { name: name.to_owned(), parts, arrangement });
+        self.0.push(Blueprint { name: name.to_owned(), parts, arrangement, family: Family::Vector });
         Ok(self.0.len() - 1)
     }
 

@@ -201,7 +201,7 @@ mod tests {
         let mut config = DiffusionCheckpoint::open(&path).unwrap().config().unwrap();
         for (hidden, inner, top) in [(64, 32, 1), (256, 4096, 2), (4096, 64, 8)] {
             (config.hidden, config.expert_feed_forward, config.experts_used) = (hidden, inner, top);
-            for products in [Products::Vector, Products::MatrixUnit] {
+            for products in [Products::Vector, Products::MatrixUnit, Products::Xmx] {
                 let shared = Shared::new(&config, 16, products);
                 let Shared { packed, sums, qkv, soft_partial, slots, .. } = &shared;
                 let Shared { slot_sums, slot_out, slot_inner, slot_inner_sums, .. } = &shared;

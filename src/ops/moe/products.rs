@@ -3,8 +3,11 @@
 use super::routing::{Routing, most_blocks};
 use crate::device::{Arg, Buffer, Device, Launch, Work};
 use crate::ops::check::{check, holds_floats, int};
-use crate::ops::kernels::{Kernels, OpsError};
+use crate::ops::kernels::{Family, Kernels, OpsError};
 use crate::ops::{Activation, Finish, Matrix, ROW_MULTIPLE, TILE, activate, round_up};
+
+/// Columns of a scale of W4 that the `xmx` family reads: blocks of 64 have one each, whatever the file's groups.
+const SCALE_COLUMNS: usize = 64;
 
 /// One projection of all experts: their matrices, one below the other in one buffer.
 ///
@@ -86,6 +89,21 @@ impl Kernels {
         experts.check(OP, routing, 2 * round_up(experts.outputs, TILE))?;
         let slots = routing.slots(rows);
         let packed_groups = self.holds_packed(OP, experts.matrix.columns, slots, packed, sums)?;
+        if experts.matrix.family == Family::Xmx {
+            let (xmx, ready) = self.xmx_rows(OP, device, [packed, sums], slots, experts.matrix.columns)?;
+            let (_, inner) = self.xmx_rows(OP, device, [inner_packed, inner_sums], slots, experts.outputs)?;
+            let launch = xmx.expert_gate_up(
+                device,
+                experts,
+                SCALE_COLUMNS,
+                activation,
+                routing,
+                rows,
+                &ready,
+                &inner,
+            )?;
+            return Ok(launch.doing(experts.work(slots)));
+        }
         let inner_groups = self.holds_packed(OP, experts.outputs, slots, inner_packed, inner_sums)?;
         Ok(Launch::with_args(
             &self.experts_kernel(device, experts.matrix.format, OP)?,
@@ -108,7 +126,28 @@ impl Kernels {
         .doing(experts.work(slots)))
     }
 
-    /// The second product of every slot. `out`: f32 `[rows * top][stride]`, of which the outputs padded to
+    /// What has to be done to inner rows between the two products, for some formats of the `xmx` family: sums of their columns.
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    pub fn sum_inner(
+        &self,
+        device: &Device,
+        experts: &Experts,
+        routing: &Routing,
+        rows: usize,
+        inner_packed: &Buffer,
+        inner_sums: &Buffer,
+    ) -> Result<Option<Launch>, OpsError> {
+        if experts.matrix.family == Family::Vector {
+            return Ok(None);
+        }
+        let (slots, columns) = (routing.slots(rows), experts.matrix.columns);
+        let (xmx, inner) = self.xmx_rows("sum_inner", device, [inner_packed, inner_sums], slots, columns)?;
+        xmx.sum_inner(device, experts, routing, rows, &inner)
+    }
+
+    /// The second product of every slot, behind [`sum_inner`](Self::sum_inner). `out`: f32 `[rows * top][stride]`, of which the outputs padded to
     /// [`ROW_MULTIPLE`] are written.
     ///
     /// # Errors
@@ -133,6 +172,12 @@ impl Kernels {
         let packed_groups = self.holds_packed(OP, experts.matrix.columns, slots, inner_packed, inner_sums)?;
         check(OP, stride >= width, || format!("{width} results a slot with a stride of {stride}"))?;
         holds_floats(OP, "the output", out, (slots - 1) * stride + width)?;
+        if experts.matrix.family == Family::Xmx {
+            let columns = experts.matrix.columns;
+            let (xmx, inner) = self.xmx_rows(OP, device, [inner_packed, inner_sums], slots, columns)?;
+            let launch = xmx.expert_down(device, experts, routing, rows, &inner, out, stride)?;
+            return Ok(launch.doing(experts.work(slots)));
+        }
         Ok(Launch::with_args(
             &self.experts_kernel(device, experts.matrix.format, OP)?,
             &[

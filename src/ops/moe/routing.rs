@@ -3,7 +3,7 @@
 use crate::device::{Arg, Buffer, Device, Launch, Purpose};
 use crate::ops::RowInput;
 use crate::ops::check::{check, holds_floats, int};
-use crate::ops::kernels::{Kernels, OpsError};
+use crate::ops::kernels::{Family, Kernels, OpsError};
 
 /// Slots that one work-item takes; `SLOT_BLOCK` in `cl/include/common.h`.
 const SLOT_BLOCK: usize = 128;
@@ -120,7 +120,7 @@ impl Kernels {
         )?)
     }
 
-    /// Prepares `rows` rows and packs each for all its experts. `packed` and `sums` are as for
+    /// Prepares `rows` rows and packs each for all its experts, whose matrices are of `family`. `packed` and `sums` are as for
     /// [`pack_rows`](Self::pack_rows), for `rows * top` rows.
     ///
     /// # Errors
@@ -131,6 +131,7 @@ impl Kernels {
         input: &RowInput<'_>,
         routing: &Routing,
         rows: usize,
+        family: Family,
         packed: &Buffer,
         sums: &Buffer,
     ) -> Result<Launch, OpsError> {
@@ -138,7 +139,12 @@ impl Kernels {
         routing.check(OP, rows)?;
         self.check_input(OP, input, rows)?;
         check(OP, input.at == 0, || "rows to pack start at 0".to_owned())?;
-        let groups = self.holds_packed(OP, input.n, routing.slots(rows), packed, sums)?;
+        let slots = routing.slots(rows);
+        let groups = self.holds_packed(OP, input.n, slots, packed, sums)?;
+        if family == Family::Xmx {
+            let (xmx, ready) = self.xmx_rows(OP, device, [packed, sums], slots, input.n)?;
+            return xmx.prepare_for_experts(device, input, routing, rows, &ready);
+        }
         let unused = self.unused();
         let (branch, branch_weight, new_rows) = input.branch.unwrap_or((unused, unused, unused));
         Ok(Launch::with_args(

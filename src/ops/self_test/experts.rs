@@ -1,9 +1,9 @@
 //! A mixture of experts.
 
-use super::{Sequence, compare, download, poisoned, poisoned_packed, random_tiles, upload};
-use crate::device::{Device, Purpose};
+use super::{Sequence, compare, download, matrix, poisoned, poisoned_packed, random_tiles, upload};
+use crate::device::Device;
 use crate::ops::kernels::{Kernels, OpsError};
-use crate::ops::matmul::{Activation, Matrix, RowInput, prepare_reference};
+use crate::ops::matmul::{Activation, RowInput, prepare_reference};
 use crate::ops::moe::{
     CombineInput, ExpertChoice, Experts, Router, Routing, combine_reference, expert_reference,
     route_reference, router_reference,
@@ -153,10 +153,8 @@ impl Mixture {
     ) -> Result<Vec<f32>, OpsError> {
         let (columns, stride, slots) = (self.columns, self.stride, rows * Self::TOP);
         let experts = |tiles: &[u8], rows_each: usize| -> Result<Experts, OpsError> {
-            let buffer = device.alloc(Purpose::Scratch, tiles.len())?;
-            device.write(&buffer, 0, tiles)?;
             let rows = Self::EXPERTS * rows_each;
-            let matrix = Matrix { buffer, format: self.format, rows, columns };
+            let matrix = matrix(device, kernels, self.format, tiles.to_vec(), rows, columns)?;
             Ok(Experts { matrix, experts: Self::EXPERTS, outputs: columns })
         };
         let (gate_up, down) = (experts(&self.gate_up, 2 * columns)?, experts(&self.down, columns)?);
@@ -193,10 +191,19 @@ impl Mixture {
             epsilon: Self::EPSILON,
         };
         let activation = Activation::GeluTanh;
-        for launch in [
+        let sums_inside = kernels.sum_inner(device, &down, &routing, rows, &inner, &inner_sums)?;
+        let before = [
             kernels.route(device, &scores, Self::EXPERTS, &scales, &chosen, &routing, rows)?,
             kernels.sort_rows(device, &chosen, &routing, rows)?,
-            kernels.pack_for_experts(device, &input, &routing, rows, &packed, &sums)?,
+            kernels.pack_for_experts(
+                device,
+                &input,
+                &routing,
+                rows,
+                gate_up.matrix.family,
+                &packed,
+                &sums,
+            )?,
             kernels.expert_gate_up(
                 device,
                 &gate_up,
@@ -208,10 +215,13 @@ impl Mixture {
                 &inner,
                 &inner_sums,
             )?,
+        ];
+        let behind = [
             kernels.expert_down(device, &down, &routing, rows, &inner, &inner_sums, &out, stride)?,
             kernels.combine(device, &join, &routing, rows, &result)?,
-        ] {
-            device.enqueue(&launch)?;
+        ];
+        for launch in before.iter().chain(&sums_inside).chain(&behind) {
+            device.enqueue(launch)?;
         }
         download(device, &result)
     }

@@ -3,7 +3,7 @@
 use super::{Sequence, compare, download, poisoned, poisoned_packed, random_tiles, upload};
 use crate::device::{Device, Purpose};
 use crate::ops::head::{HeadOptions, HeadRun, HeadState, embed_reference, head_noise, head_reference};
-use crate::ops::kernels::{Kernels, OpsError};
+use crate::ops::kernels::{Family, Kernels, OpsError};
 use crate::ops::matmul::{Matrix, RowInput, prepare_reference};
 use crate::ops::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, TILE, round_up};
 
@@ -26,7 +26,7 @@ pub fn self_test_head(device: &Device, kernels: &Kernels, format: Format) -> Res
     let tiles = random_tiles(format, VOCABULARY, hidden, &mut sequence);
     let buffer = device.alloc(Purpose::Scratch, tiles.len())?;
     device.write(&buffer, 0, &tiles)?;
-    let table = Matrix { buffer, format, rows: VOCABULARY, columns: hidden };
+    let table = Matrix { buffer, format, rows: VOCABULARY, columns: hidden, family: Family::Vector };
     let wrong = |kernel: &str, what: String| OpsError::SelfTest {
         kernel: format!("{kernel} {}", format.name()),
         device: device.info().name.clone(),
@@ -55,7 +55,7 @@ pub fn self_test_head(device: &Device, kernels: &Kernels, format: Format) -> Res
     let input =
         RowInput { rows: &x, at: 0, branch: None, norm: Some(&norm_buffer), n: hidden, stride, epsilon: 0.0 };
     let [packed, sums] = poisoned_packed(device, kernels, ROWS, stride)?;
-    device.enqueue(&kernels.pack_rows(device, &input, ROWS, &packed, &sums)?)?;
+    device.enqueue(&kernels.pack_rows(device, &input, ROWS, Family::Vector, &packed, &sums)?)?;
     let norm: Vec<f64> = norm.iter().take(hidden).map(|&v| f64::from(v)).collect();
     let width = round_up(VOCABULARY, ROW_MULTIPLE);
     let logits = poisoned(device, ROWS * width)?;

@@ -3,7 +3,7 @@
 use super::{Sequence, compare, download, poisoned, poisoned_packed, random_tiles, upload};
 use crate::device::{Arg, Device, Purpose};
 use crate::ops::attention::{ATTENTION_START, Attention, Cache, CacheKind, Pairing, attention_reference};
-use crate::ops::kernels::{Kernels, OpsError};
+use crate::ops::kernels::{Family, Kernels, OpsError};
 use crate::ops::latent::{HeadMatrices, HeadRows, LATENT_START, LatentRotation};
 use crate::ops::matmul::{Matrix, prepare_reference};
 use crate::ops::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, TILE, round_up};
@@ -64,7 +64,7 @@ fn products(device: &Device, kernels: &Kernels, format: Format) -> Result<(), Op
     let tiles = random_tiles(format, HEADS * each, inputs, &mut sequence);
     let buffer = device.alloc(Purpose::Scratch, tiles.len())?;
     device.write(&buffer, 0, &tiles)?;
-    let matrix = Matrix { buffer, format, rows: HEADS * each, columns: inputs };
+    let matrix = Matrix { buffer, format, rows: HEADS * each, columns: inputs, family: Family::Vector };
     let matrices = HeadMatrices { matrix, heads: HEADS, outputs: OUTPUTS };
     let (stride, out_stride) = (HEADS * inputs, HEADS * OUTPUTS);
     let x = sequence.take(ROWS * stride);

@@ -8,8 +8,8 @@ mod latent;
 mod products;
 mod stream;
 
-use super::kernels::{Kernels, OpsError};
-use super::{Format, Scales, TILE};
+use super::kernels::{Family, Kernels, OpsError};
+use super::{Format, Matrix, Scales, TILE, xmx_arrange};
 use crate::device::{Buffer, Device, Purpose};
 
 pub use attention::Heads;
@@ -122,6 +122,25 @@ fn compare(
     }
     device.note_check(kernel, worst, true);
     Ok(())
+}
+
+/// A matrix of these tiles, for the family that makes the products of `kernels`.
+fn matrix(
+    device: &Device,
+    kernels: &Kernels,
+    format: Format,
+    mut tiles: Vec<u8>,
+    rows: usize,
+    columns: usize,
+) -> Result<Matrix, OpsError> {
+    let family = kernels.products().family(format);
+    let format = match family {
+        Family::Vector => format,
+        Family::Xmx => xmx_arrange(format, &mut tiles, columns).unwrap_or(format),
+    };
+    let buffer = device.alloc(Purpose::Scratch, tiles.len())?;
+    device.write(&buffer, 0, &tiles)?;
+    Ok(Matrix { buffer, format, rows, columns, family })
 }
 
 /// A matrix of pseudo-random codes and scales, as tiles.

@@ -1,9 +1,9 @@
 //! Packing of rows, and products of many rows and of a few.
 
-use super::{Sequence, compare, download, poisoned, poisoned_packed, random_tiles, upload};
-use crate::device::{Device, Purpose};
+use super::{Sequence, compare, download, matrix, poisoned, poisoned_packed, random_tiles, upload};
+use crate::device::Device;
 use crate::ops::kernels::{Kernels, OpsError};
-use crate::ops::matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
+use crate::ops::matmul::{Activation, Finish, Output, RowInput, activate, prepare_reference};
 use crate::ops::{Format, ROW_MULTIPLE, STRIDE_MULTIPLE, TILE, round_up};
 
 pub(super) fn products(device: &Device, kernels: &Kernels, format: Format) -> Result<(), OpsError> {
@@ -14,9 +14,7 @@ pub(super) fn products(device: &Device, kernels: &Kernels, format: Format) -> Re
     let stride = round_up(columns, STRIDE_MULTIPLE);
     let mut sequence = Sequence(format as u32 + 1);
     let tiles = random_tiles(format, OUTPUTS, columns, &mut sequence);
-    let buffer = device.alloc(Purpose::Scratch, tiles.len())?;
-    device.write(&buffer, 0, &tiles)?;
-    let matrix = Matrix { buffer, format, rows: OUTPUTS, columns };
+    let matrix = matrix(device, kernels, format, tiles.clone(), OUTPUTS, columns)?;
     let padded_rows = |sequence: &mut Sequence| -> Vec<f32> {
         (0..ROWS * stride).map(|i| if i % stride < columns { sequence.next() } else { 0.0 }).collect()
     };
@@ -63,7 +61,7 @@ pub(super) fn products(device: &Device, kernels: &Kernels, format: Format) -> Re
         let width = if matches!(finish, Finish::Gated(_)) { ROW_MULTIPLE } else { out_stride };
         let many = poisoned(device, ROWS * out_stride)?;
         let output = Output { rows: &many, at: 0, stride: out_stride };
-        device.enqueue(&kernels.pack_rows(device, &input, ROWS, &packed, &sums)?)?;
+        device.enqueue(&kernels.pack_rows(device, &input, ROWS, matrix.family, &packed, &sums)?)?;
         device.enqueue(&kernels.matmul(device, &matrix, &packed, &sums, ROWS, finish, &output)?)?;
         let many = download(device, &many)?;
         let sums_kept = download(device, &new_rows)?;

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use super::programs::{MANY_REGISTERS, OPTIONS, Which};
-use crate::device::{Buffer, Device, DeviceKind, Kernel, Program, Purpose};
+use crate::device::{Buffer, Device, DeviceInfo, DeviceKind, Kernel, Program, Purpose};
 use crate::ops::OpsError;
 
 /// Kernels of the `xmx` family on one device.
@@ -36,8 +36,8 @@ impl Xmx {
     }
 
     /// Whether the device has the matrix engine, so that the family is worth taking there.
-    pub fn has_matrix_engine(device: &Device) -> bool {
-        device.info().has_extension("cl_intel_subgroup_matrix_multiply_accumulate")
+    pub fn has_matrix_engine(info: &DeviceInfo) -> bool {
+        info.has_extension("cl_intel_subgroup_matrix_multiply_accumulate")
     }
 
     pub(super) fn unused(&self) -> &Buffer {

@@ -5,7 +5,7 @@
 //! device with sub-groups, where `cl/xmx/device.h` makes the engine's instruction of plain code: that is how the kernels are
 //! tested without such a device. [`programs`](xmx_programs) lists them with what a compiler for one must make of each.
 //!
-//! No model uses the family yet.
+//! Models make their products by it where [`Kernels`](crate::ops::Kernels) do: [`Products::Xmx`](crate::ops::Products).
 
 mod arrange;
 mod attention;

@@ -121,7 +121,7 @@ impl Which {
             }
             Self::Attention(head_size) => format!("#define HEAD_SIZE {head_size}\n{DEVICE}{ATTENTION}"),
             Self::Head(format, terms) => format!(
-                "#define HEAD_SLICES {}\n{}{DEVICE}{WEIGHTS}{PRODUCTS}{HEAD}",
+                "#define SPANS_IN_A_CHAIN\n#define HEAD_SLICES {}\n{}{DEVICE}{WEIGHTS}{PRODUCTS}{HEAD}",
                 super::head::SLICES,
                 layout(format, terms, self.span_groups())
             ),

@@ -8,6 +8,8 @@ use crate::ops::{OpsError, RowInput, STRIDE_MULTIPLE, round_up};
 
 /// Work-items of a work-group of `prepare`; `LANES * TEAM` in `cl/xmx/prepare.cl`.
 const TEAM_ITEMS: usize = 256;
+/// Parts of a buffer begin at multiples of so many bytes; no device asks for more.
+const PART: usize = 512;
 
 /// How activations are rounded for the matrix engine, which multiplies f16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -53,6 +55,41 @@ impl XmxRows {
             columns,
             terms,
         })
+    }
+
+    /// Room for `rows` rows in two buffers that others use, too: one of at least 4 bytes a value in two terms, and one of
+    /// [`beside`](Self::beside) bytes.
+    ///
+    /// # Errors
+    /// Buffers that are too small, or what the device says.
+    pub(in crate::ops) fn over(
+        device: &Device,
+        packed: &Buffer,
+        sums: &Buffer,
+        rows: usize,
+        columns: usize,
+        terms: XmxTerms,
+    ) -> Result<Self, OpsError> {
+        const OP: &str = "rows";
+        check(OP, rows > 0 && columns > 0, || format!("room for {rows} rows of {columns} values"))?;
+        let [values, of_sums, of_factors] = Self::sizes(rows, columns, terms);
+        let factors_at = round_up(of_sums, PART);
+        holds_floats(OP, "packed", packed, values.div_ceil(4))?;
+        holds_floats(OP, "sums", sums, (factors_at + of_factors) / 4)?;
+        Ok(Self {
+            values: packed.clone(),
+            sums: device.part(sums, 0..of_sums)?,
+            factors: device.part(sums, factors_at..factors_at + of_factors)?,
+            rows,
+            columns,
+            terms,
+        })
+    }
+
+    /// Bytes of sums and factors of `rows` rows of `stride` values.
+    pub(in crate::ops) fn beside(rows: usize, stride: usize) -> usize {
+        let [_, sums, factors] = Self::sizes(rows, stride, XmxTerms::Two);
+        round_up(sums, PART) + factors
     }
 
     /// Bytes of the buffers that [`new`](Self::new) makes.

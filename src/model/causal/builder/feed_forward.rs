@@ -171,8 +171,9 @@ impl<'a> Builder<'a> {
         self.pass.push(kernels.sort_rows(device, chosen, routing, rows)?);
         let input = self.normed(norm);
         let (slots, sums) = (&scratch.slots, &scratch.slot_sums);
-        self.pass.push(kernels.pack_for_experts(device, &input, routing, rows, slots, sums)?);
         let gate_up = experts(&weights.gate_up, sizes.inner);
+        let family = gate_up.matrix.family;
+        self.pass.push(kernels.pack_for_experts(device, &input, routing, rows, family, slots, sums)?);
         let (inner, inner_sums) = (&scratch.inner, &scratch.inner_sums);
         self.pass.push(
             kernels.expert_gate_up(
@@ -180,6 +181,8 @@ impl<'a> Builder<'a> {
             )?,
         );
         let (down, out) = (experts(&weights.down, hidden), &scratch.out);
+        let between = kernels.sum_inner(device, &down, routing, rows, inner, inner_sums)?;
+        between.into_iter().for_each(|launch| self.pass.push(launch));
         self.pass.push(kernels.expert_down(device, &down, routing, rows, inner, inner_sums, out, stride)?);
         Ok(())
     }

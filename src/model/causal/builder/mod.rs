@@ -134,19 +134,21 @@ impl<'a> Builder<'a> {
         let model = self.model;
         let (device, kernels, scratch) = (&model.device, &model.kernels, &model.scratch);
         let mut input = input;
+        let (packed, sums) = (&scratch.packed, &scratch.sums);
         let narrow = products.iter().all(|(matrix, ..)| self.rows <= kernels.narrow_rows(matrix));
-        if !narrow {
-            self.pass.push(kernels.pack_rows(device, &input, self.rows, &scratch.packed, &scratch.sums)?);
-        }
+        let mut packed_for = None;
         for (matrix, finish, output) in products {
-            self.pass.push(if narrow {
-                kernels.narrow(device, matrix, &input, self.rows, *finish, output)?
-            } else {
-                kernels.matmul(device, matrix, &scratch.packed, &scratch.sums, self.rows, *finish, output)?
-            });
-            // The first product has added the branch; the others find the sum.
+            if narrow {
+                self.pass.push(kernels.narrow(device, matrix, &input, self.rows, *finish, output)?);
+            } else if packed_for.replace(matrix.family) != Some(matrix.family) {
+                self.pass.push(kernels.pack_rows(device, &input, self.rows, matrix.family, packed, sums)?);
+            }
+            // What comes first has added the branch; the others find the sum.
             if let Some((_, _, sum)) = input.branch.take() {
                 input.rows = sum;
+            }
+            if !narrow {
+                self.pass.push(kernels.matmul(device, matrix, packed, sums, self.rows, *finish, output)?);
             }
         }
         Ok(())
