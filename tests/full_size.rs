@@ -102,7 +102,7 @@ fn causal(context: usize) -> LoadOptions {
         cache: CacheKind::F16,
         cache_dir: Some(cache_dir()),
         join: false,
-        matrix_unit: false,
+        products: Products::Vector,
     }
 }
 

@@ -10,7 +10,7 @@ use axe::checkpoint::gguf::Gguf;
 use axe::device::Calls;
 use axe::model::diffusion_gemma::{DenoiseStep, DiffusionCheckpoint, DiffusionGemma, DiffusionOptions};
 use axe::model::{Causal, LoadOptions, Logits};
-use axe::ops::CacheKind;
+use axe::ops::{CacheKind, Products};
 use support::{cache_dir, device, fixture};
 
 /// How often each kernel stands in a list.
@@ -115,7 +115,7 @@ fn a_block_pass_is_so_many_launches_and_reads_at_its_end() {
                 cache: CacheKind::F16,
                 cache_dir: Some(cache_dir()),
                 join,
-                matrix_unit: false,
+                products: Products::Vector,
             };
             let mut model = Causal::load(device.clone(), gguf, &options, &mut |_| {}).unwrap();
             for rows in [1, ROWS] {

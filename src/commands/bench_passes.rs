@@ -86,8 +86,8 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let times = |profiling: bool, rounds: u32| -> Result<(Vec<Times>, Causal)> {
         let device = axe::load::open_device(&DeviceConfig { profiling, ..config.device.clone() })?;
-        let options = load(device.info());
-        let mut model = Causal::load(device, Arc::clone(&gguf), &options, &mut |_| {})?;
+        let load = load(device.info());
+        let mut model = Causal::load(device, Arc::clone(&gguf), &load, &mut |_| {})?;
         Ok((measure(&mut model, &widths, at, options.filled, rounds)?, model))
     };
     // One model after the other: there may not be room for two.
