@@ -111,6 +111,7 @@ mod tests {
     use crate::checkpoint::quant::GgmlType;
     use crate::checkpoint::rows::{Encoding, Rows, Span};
     use crate::model::repack::Arrangement;
+    use crate::ops::Family;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
 
@@ -141,7 +142,12 @@ mod tests {
                 columns: COLUMNS,
                 bytes,
             };
-            Blueprint { name: "w".to_owned(), parts: vec![part], arrangement: Arrangement::Stacked }
+            Blueprint {
+                name: "w".to_owned(),
+                parts: vec![part],
+                arrangement: Arrangement::Stacked,
+                family: Family::Vector,
+            }
         });
         (file, blueprints.to_vec())
     }

@@ -150,23 +150,32 @@ impl Causal {
         let mut parts = Parts::find(&gguf, &config, options.context)?;
         let wanted = kernels::wanted(&device, options.products)?;
         let products = wanted.as_ref().map_or(Products::Vector, Kernels::products);
-        let rows_with = |products| parts.scratch_rows(&config, options, products);
-        parts.plan(&config, &strides, options, rows_with(products)).check(&device, options.context)?;
-        let kernels = kernels::tested(&device, wanted, |kernels| {
-            Self::test(&device, kernels, &config, &parts, options)
-        })?;
-        let scratch_rows = rows_with(kernels.products());
-        parts.made_for(kernels.products());
+        let scratch_rows = parts.scratch_rows(&config, options, products);
+        parts.plan(&config, &strides, options, scratch_rows).check(&device, options.context)?;
+        parts.made_for(products);
+        let (identity, cache_dir) = (gguf.identity().to_string(), options.cache_dir.as_deref());
+        let progress_of_weights = &mut |share| progress(0.95 * share);
+        let test = || {
+            kernels::tested(&device, wanted, |kernels| Self::test(&device, kernels, &config, &parts, options))
+        };
+        let (mut matrices, kernels) =
+            weights::load(&device, &identity, &parts.blueprints, cache_dir, test, progress_of_weights)?;
         let fell_back = products != kernels.products();
-        progress(0.05);
-        let (matrices, ()) = weights::load(
-            &device,
-            &gguf.identity().to_string(),
-            &parts.blueprints,
-            options.cache_dir.as_deref(),
-            || Ok(()),
-            &mut |share| progress(0.05 + 0.9 * share),
-        )?;
+        if fell_back && products == Products::Xmx {
+            // What was made is for kernels that failed.
+            parts.made_for(kernels.products());
+            drop(matrices);
+            let again = weights::load(
+                &device,
+                &identity,
+                &parts.blueprints,
+                cache_dir,
+                || Ok(()),
+                progress_of_weights,
+            )?;
+            matrices = again.0;
+        }
+        let scratch_rows = parts.scratch_rows(&config, options, kernels.products());
         let vectors = parts.vectors.iter().map(|values| layer::vector(&device, values));
         let vectors = vectors.collect::<Result<Vec<_>, ModelError>>()?;
         let tables = config.ropes.iter().zip(&parts.divisors);

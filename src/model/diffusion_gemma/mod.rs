@@ -168,14 +168,7 @@ impl DiffusionGemma {
         let wanted = kernels::wanted(&device, options.products)?;
         let products = wanted.as_ref().map_or(Products::Vector, Kernels::products);
         parts.plan(&config, options, products).check(&device, options.context)?;
-        let kernels = kernels::tested(&device, wanted, |kernels| {
-            Self::test(&device, kernels, &config, &parts, options)
-        })?;
-        parts.made_for(kernels.products());
-        // Everything is compiled from here on.
-        release_unused();
-        let fell_back = products != kernels.products();
-        progress(0.05);
+        parts.made_for(products);
         // What is made of one checkpoint depends on what becomes of its weights.
         let formats = parts.formats();
         if options.experts == ExpertWeights::Quantised
@@ -190,10 +183,32 @@ impl DiffusionGemma {
         }
         let identity = format!("{}-{formats}", checkpoint.identity());
         let cache_dir = options.cache_dir.as_deref();
-        let (matrices, ()) =
-            weights::load(&device, &identity, &parts.blueprints, cache_dir, || Ok(()), &mut |share| {
-                progress(0.05 + 0.9 * share)
-            })?;
+        let progress_of_weights = &mut |share| progress(0.95 * share);
+        let test = || {
+            let tested = kernels::tested(&device, wanted, |kernels| {
+                Self::test(&device, kernels, &config, &parts, options)
+            });
+            // Everything is compiled from here on.
+            release_unused();
+            tested
+        };
+        let (mut matrices, kernels) =
+            weights::load(&device, &identity, &parts.blueprints, cache_dir, test, progress_of_weights)?;
+        let fell_back = products != kernels.products();
+        if fell_back && products == Products::Xmx {
+            // What was made is for kernels that failed.
+            parts.made_for(kernels.products());
+            drop(matrices);
+            let again = weights::load(
+                &device,
+                &identity,
+                &parts.blueprints,
+                cache_dir,
+                || Ok(()),
+                progress_of_weights,
+            )?;
+            matrices = again.0;
+        }
         checkpoint.release();
         let model = Self::assemble(device, kernels, config, &parts, &matrices, options)?;
         drop(parts);
