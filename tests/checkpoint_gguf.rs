@@ -381,6 +381,17 @@ fn an_empty_key_is_refused() {
 }
 
 #[test]
+fn names_with_control_characters_are_refused_and_shown_without_them() {
+    let key = refusal(&Bytes::header(3, 0, 1).key("a\x1b[2Jb\n", U32).u32(1));
+    assert!(key.starts_with("name of key 0, byte 24: found `a\\u{1b}[2Jb\\n`, expected no control"), "{key}");
+    let tensor = refusal(&with_tensors(&[("w\x07", &[4], 0, 0)], 256));
+    assert!(
+        tensor.starts_with("name of tensor 0, byte 24: found `w\\u{7}`, expected no control"),
+        "{tensor}"
+    );
+}
+
+#[test]
 fn a_string_length_beyond_the_file_is_refused() {
     let text = refusal(&Bytes::header(3, 0, 1).key("general.name", STRING).u64(1 << 34).raw(b"abc"));
     let expected = "key `general.name`, byte 56: found 3 bytes to the end of the file, \

@@ -278,6 +278,9 @@ fn what_cannot_be_is_refused_before_the_model_is_loaded() {
     fails(&["-m", causal, "--json"], 2, "--prompt");
     fails(&["-m", causal, "-p", "a", "-f", "b"], 2, "--file");
     fails(&["-m", causal, "-p", "a", "-n", "0"], 2, "--tokens");
+    fails(&["-m", causal, "-p", "a", "-n", "-1"], 2, "invalid value '-1' for '--tokens");
+    fails(&["-m", causal, "-p", "a", "--temp", "-1"], 2, "expected a number from 0 to 2");
+    fails(&["-m", causal, "-p", "a", "--seed", "-1"], 2, "invalid value '-1' for '--seed");
     fails(&["-m", causal, "-p", "a", "--temp", "2.1"], 2, "a number from 0 to 2");
     fails(&["-m", causal, "-p", "a", "--top-p", "NaN"], 2, "a number from 0 to 1");
     fails(&["-m", causal, "-p", "a", "-b", "17"], 2, "expected auto or a number from 1 to 16");

@@ -191,7 +191,7 @@ fn recorded_runs_are_replayed_and_the_first_difference_is_told() {
     fails(
         &["--model", text(&fixture("causal-families/llama.gguf")), "--ids", "1"],
         1,
-        "llama.gguf: general.architecture is 'llama'; expected 'diffusion-gemma'",
+        "llama.gguf: general.architecture is `llama`; expected `diffusion-gemma`",
     );
     let (model, run) =
         (fixture("diffusion-random/model"), fixture("diffusion-random/traj_short.safetensors"));

@@ -78,7 +78,8 @@ fn keys_that_ask_for_what_is_not_done_are_refused_with_their_value() {
         (GEMMA3, number("gemma3.final_logit_softcapping", 30.0), "softcapping is the f32 30.0"),
         (GEMMA3, text("gemma3.attn_logit_softcapping", "50"), "softcapping is the string `50`"),
         (LLAMA, text("llama.new.trick", "yes"), "llama.new.trick is the string `yes`"),
-        (LLAMA, text("llama.rope.scaling.type", "dynamic"), "llama.rope.scaling.type is 'dynamic'"),
+        (LLAMA, text("llama.rope.scaling.type", "dynamic"), "llama.rope.scaling.type is `dynamic`"),
+        (LLAMA, text("llama.rope.scaling.type", "\x1b[2J"), "llama.rope.scaling.type is `\\u{1b}[2J`"),
         (LLAMA, text("llama.rope.scaling.type", "yarn"), "key `llama.rope.scaling.factor` is missing"),
         (
             LLAMA,
@@ -228,6 +229,7 @@ fn what_a_family_needs_is_missed_by_name() {
         (choice_bias(f32::INFINITY), "value 5 of blk.2.exp_probs_b.bias is inf"),
         (edited("deepseek2").without("blk.1.attn_v_b"), "blk.1.attn_v_b.weight"),
         (edited("deepseek2").number("deepseek2.expert_weights_scale", -1.0), "expert_weights_scale is -1"),
+        (edited("llama").count("llama.context_length", 1), "llama.context_length is 1; expected at least 2"),
     ];
     for (model, expected) in cases {
         let error = refusal(&model);

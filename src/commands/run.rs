@@ -43,25 +43,25 @@ pub struct Options {
     #[arg(short, long, visible_alias = "context-length", value_name = "TOKENS")]
     context: Option<String>,
     /// Most tokens of an answer [default: what the context leaves].
-    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', long, allow_negative_numbers = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     tokens: Option<u32>,
-    /// Rows of a pass that may commit tokens: auto, or an integer from 1 to 16. The text does not depend on it.
+    /// Most rows of a pass that may commit tokens: auto, or an integer from 1 to 16. The text does not depend on it.
     #[arg(short, long, value_name = "B", value_parser = super::block_size)]
     block_size: Option<String>,
     /// 0 takes the most probable token [default: `sampling.temperature`; 1, its schedule, of a model that denoises].
-    #[arg(long, visible_alias = "temp", value_name = "T", value_parser = number::<0, 2>)]
+    #[arg(long, visible_alias = "temp", allow_negative_numbers = true, value_name = "T", value_parser = number::<0, 2>)]
     temperature: Option<f32>,
     /// Keep the K most probable tokens; 0 keeps all [default: `sampling.top_k`; so for those below].
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<u32>,
     /// Keep the smallest set whose probability reaches this; 1 keeps all.
-    #[arg(long, value_name = "P", value_parser = number::<0, 1>)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = number::<0, 1>)]
     top_p: Option<f32>,
     /// Drop tokens less probable than this times the most probable; 0 drops none.
-    #[arg(long, value_name = "P", value_parser = number::<0, 1>)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = number::<0, 1>)]
     min_p: Option<f32>,
     /// Keys the random numbers: the same seed gives the same text [default: random].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<u64>,
     /// A system message, the first of the conversation.
     #[arg(long, value_name = "TEXT")]

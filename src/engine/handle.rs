@@ -52,8 +52,8 @@ pub enum SubmitError {
     EmptyPrompt,
     /// The prompt leaves no room for output. LiteLLM's router knows the words "exceeds the available context size".
     #[error(
-        "the prompt has {n_prompt_tokens} tokens, which exceeds the available context size of {n_ctx} (prompt and output \
-         together); shorten the prompt or raise `model.context_length`"
+        "the prompt of {n_prompt_tokens} tokens with an answer of at least one exceeds the available context size of {n_ctx}; \
+         shorten the prompt, begin the conversation anew, or raise `model.context_length`, up to what the model was trained for"
     )]
     ContextTooLong {
         /// Tokens of the prompt.

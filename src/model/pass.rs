@@ -47,12 +47,6 @@ impl Pass {
         starts.zip(ends).map(|(start, end)| names[start..end].to_vec()).collect()
     }
 
-    /// Leaves the first `count` launches.
-    pub fn truncate(&mut self, count: usize) {
-        self.launches.truncate(count);
-        self.positioned.retain(|&(launch, _)| launch < count);
-    }
-
     /// The launches, for a [`Joiner`].
     pub fn positioned(&self) -> impl Iterator<Item = Positioned<'_>> + Clone {
         let mut positioned = self.positioned.iter().peekable();

@@ -1,4 +1,5 @@
-//! What the passes of a model have to do, by its shapes: enough to say what a card would take for them.
+//! What the passes of a model have to do, by its shapes: enough to say what a card would take for them, and what a pass of more
+//! rows reads more.
 
 use crate::ops::Format;
 
@@ -77,8 +78,8 @@ impl ExpertsShape {
 }
 
 impl Workload {
-    /// Bytes of weights that a pass of `rows` rows is expected to read: each matrix once, and of experts those that any row goes
-    /// to. The logits of all rows are wanted.
+    /// Bytes of weights that a pass of `rows` rows with all their logits is expected to read: each matrix once, and of experts
+    /// those that any row goes to; what only a canvas goes through is left out.
     pub fn weight_bytes(&self, rows: usize) -> f64 {
         let shared: f64 = self.products.iter().chain([&self.head]).map(ProductShape::bytes).sum();
         let experts = self.experts.iter();

@@ -2,6 +2,12 @@
 
 use std::path::Path;
 
+/// A name out of a file, fit for one line of a log: control characters escaped, long ones cut.
+pub(super) fn shown(name: &str) -> String {
+    const LONGEST: usize = 96;
+    name.chars().take(LONGEST).flat_map(char::escape_debug).collect()
+}
+
 /// An error of the `text` room.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {

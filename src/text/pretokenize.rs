@@ -11,6 +11,7 @@ use regex_automata::meta::Regex;
 use unicode_normalization::{UnicodeNormalization, is_nfc};
 
 use super::TextError;
+use super::error::shown;
 
 /// One pass over the text.
 struct Stage {
@@ -185,7 +186,7 @@ impl PreTokenizer {
     pub fn named(name: Option<&str>) -> Result<Self, TextError> {
         let found = name.unwrap_or_default();
         let unknown = || TextError::UnknownPreTokenizer {
-            found: found.to_owned(),
+            found: shown(found),
             supported: TABLE.iter().map(|rules| rules.names[0]).collect::<Vec<_>>().join(", "),
         };
         let rules = TABLE.iter().find(|rules| rules.names.contains(&found)).ok_or_else(unknown)?;

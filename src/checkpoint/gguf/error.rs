@@ -116,7 +116,7 @@ impl fmt::Display for Place {
 }
 
 /// A text from a file, fit for one line of a log: control characters escaped, long ones cut.
-pub(in crate::checkpoint) fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     const SHOWN: usize = 96;
     let mut shown: String = text.chars().take(SHOWN).flat_map(char::escape_debug).collect();
     if text.chars().nth(SHOWN).is_some() {

@@ -5,7 +5,7 @@ use std::collections::btree_map;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::error::{CONVERT_AGAIN, COPY_AGAIN, Fault, GgufError, Place};
+use super::error::{CONVERT_AGAIN, COPY_AGAIN, Fault, GgufError, Place, quoted};
 use super::reader::Reader;
 use super::value::{Array, List, Value, ValueType};
 use crate::checkpoint::mapping::Mapping;
@@ -64,6 +64,9 @@ impl Metadata {
             if key.is_empty() || key.len() > KEY_BYTES {
                 let found = format!("a key of {} bytes", key.len());
                 return Err(reader.fault(start, found, format!("1 to {KEY_BYTES} bytes"), COPY_AGAIN));
+            }
+            if key.contains(char::is_control) {
+                return Err(reader.fault(start, quoted(key), "no control characters", CONVERT_AGAIN));
             }
             reader.place = Place::Key(key.to_owned());
             let ty = value_type(reader, "a value's type")?;

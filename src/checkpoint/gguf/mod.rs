@@ -20,7 +20,7 @@ mod value;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-pub(super) use error::quoted;
+pub(crate) use error::quoted;
 pub use error::{Fault, GgufError, Place};
 pub use metadata::Metadata;
 pub use tensors::TensorInfo;

@@ -160,6 +160,9 @@ fn declare(reader: &mut Reader<'_>, index: u64, shard: usize) -> Result<Declared
         let found = format!("a name of {} bytes", name.len());
         return Err(reader.fault(start, found, format!("1 to {NAME_BYTES} bytes"), COPY_AGAIN));
     }
+    if name.contains(char::is_control) {
+        return Err(reader.fault(start, quoted(name), "no control characters", CONVERT_AGAIN));
+    }
     reader.place = Place::Tensor(name.to_owned());
 
     let at = reader.at();

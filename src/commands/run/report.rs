@@ -76,10 +76,13 @@ fn lines(answer: &Answer, seed: u64, out: &mut impl Write) -> io::Result<()> {
     if usage.reasoning_tokens > 0 {
         write!(out, " ({} of them thoughts)", usage.reasoning_tokens)?;
     }
+    // One token has no rate.
+    if stats.tokens_per_s > 0.0 {
+        write!(out, ", {:.1} t/s", stats.tokens_per_s)?;
+    }
     writeln!(
         out,
-        ", {:.1} t/s, {} passes, {:.2} tokens a pass; ended: {}",
-        stats.tokens_per_s,
+        ", {} passes, {:.2} tokens a pass; ended: {}",
         stats.passes,
         stats.tokens_per_pass,
         answer.reason()
@@ -124,9 +127,11 @@ mod tests {
         assert_eq!(
             told(&answer),
             "prompt    20 tokens in 0.50 s, 40.0 t/s; 10 more were in the cache\n\
-             answer    2 tokens, 0.0 t/s, 2 passes, 1.00 tokens a pass; ended: stop\n\
+             answer    2 tokens, 2 passes, 1.00 tokens a pass; ended: stop\n\
              seed      7\n"
         );
+        answer.stats.tokens_per_s = 12.34;
+        assert!(told(&answer).contains("answer    2 tokens, 12.3 t/s, 2 passes"), "{}", told(&answer));
         let made = |name, offered, accepted| ProposerStats { name, offered, accepted };
         let proposers = vec![made("lookup", 9, 7), made("recycled", 0, 0), made("fixed point", 4, 1)];
         answer.stats.blocks = Some(BlockStats { proposers, ..BlockStats::default() });

@@ -20,6 +20,9 @@ use super::screen::Screen;
 /// Exit status of a program that Ctrl-C ended.
 pub(super) const INTERRUPTED: u8 = 130;
 
+/// Where text cannot be shown.
+const CANNOT_SHOW: &str = "cannot write to standard output";
+
 /// A loaded model that answers.
 pub(super) struct Session {
     engine: Engine,
@@ -68,16 +71,16 @@ impl Session {
             while let Some(event) = job.events.recv().await {
                 match event {
                     Event::Prefill { .. } => {}
-                    Event::Draft { tokens, .. } => screen.draft(&model, &tokens)?,
+                    Event::Draft { tokens, .. } => screen.draft(&model, &tokens).context(CANNOT_SHOW)?,
                     Event::Commit { tokens, text: said, reasoning: thought, .. } => {
-                        screen.commit(&said, &thought)?;
+                        screen.commit(&said, &thought).context(CANNOT_SHOW)?;
                         ids.extend(tokens);
                         text.push_str(&said);
                         reasoning.push_str(&thought);
                     }
                     Event::Finish { reason: FinishReason::Error(error), .. } => bail!("{error}"),
                     Event::Finish { reason, usage, stats } => {
-                        screen.end()?;
+                        screen.end().context(CANNOT_SHOW)?;
                         return Ok(Answer { text, reasoning, tokens: ids, reason, usage, stats });
                     }
                 }

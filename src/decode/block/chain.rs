@@ -8,7 +8,7 @@ use crate::decode::{Allowed, Sampler};
 /// Most proposers.
 const PROPOSERS: usize = 4;
 
-/// Where tokens come from that only one can follow.
+/// What guesses are told of where a grammar leaves only one token: no proposer made them.
 const CONSTRAINT: &str = "constraint";
 
 /// Levels of the best guess's trust that are joined with the others' votes alike.

@@ -18,7 +18,7 @@ const BEFORE: usize = 64;
 /// Passes of one row that take longer, in seconds, are those of a large model: of such a one fewer are timed.
 const LONG: f64 = 0.1;
 
-/// Time spent on each width, besides one pass that prepares it and two that are timed at least.
+/// Time spent on each width, the pass that prepares it included; but two are timed at least, one of a large model.
 const PATIENCE: Duration = Duration::from_millis(60);
 
 /// Most timed passes of a width.
@@ -205,7 +205,7 @@ fn between(
     if byte >= 0.0 && row >= 0.0 && (byte + row).is_finite() {
         return byte * some + row * rows[1];
     }
-    // One of the two explains more than there is.
+    // One of the two would have to be less than nothing.
     low + (high - low) * (rows[1] - rows[0]) / (rows[2] - rows[0])
 }
 
@@ -218,7 +218,7 @@ impl Costs {
             match (after.checked_sub(1).and_then(|before| passes.get(before)), passes.get(after)) {
                 (Some(&narrow), Some(&wide)) => between(narrow, wide, width, &bytes),
                 (None, Some(&(_, seconds))) => seconds,
-                // Wider than any that was timed: as if the last step went on.
+                // Wider than any that was timed: as if rows were all that takes time.
                 (Some(&(a, seconds)), None) => seconds * width as f64 / a as f64,
                 (None, None) => 1.0 + ASSUMED * (width - 1) as f64,
             }

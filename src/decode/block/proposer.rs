@@ -66,7 +66,7 @@ pub trait Proposer {
     /// What follows has nothing to do with what was shown before: nothing that was said then may be guessed. How often
     /// guesses came true may stay.
     fn forget(&mut self) {}
-    /// A prompt's tokens up to some position are known; called before the first pass, with more of the prompt each time.
+    /// A prompt's tokens up to some position are known; called while the prompt is encoded, with more of it each time.
     fn read(&mut self, _prompt: &[u32]) {}
     /// A pass is over.
     fn observe(&mut self, seen: &Seen<'_>);

@@ -6,7 +6,7 @@ use super::{Causal, Logits, NARROW, builder};
 use crate::device::{Buffer, DeviceError};
 use crate::model::error::ModelError;
 use crate::model::pass::Pass;
-use crate::ops::{Joiner, OpsError};
+use crate::ops::{Joiner, OpsError, choice_values};
 
 /// Widths that are compared at start, as far as the model has them: each a number of rows that kernels have a way of
 /// their own for.
@@ -54,14 +54,14 @@ impl Causal {
         Ok(self.kernels.joiner(&self.device, passes.iter().flat_map(Pass::positioned))?)
     }
 
-    /// Compares bits: of a whole pass of one row, and for the other widths of as many layers as have a kernel that none
-    /// before them has.
+    /// Compares bits: of a whole pass of one row, and for the other widths of a pass through as many layers as have a kernel that
+    /// none before them has, and through the head.
     fn makes_the_same(&mut self, joiner: &Joiner) -> Result<bool, ModelError> {
         let most = self.logit_rows;
         for rows in COMPARED.into_iter().filter(|&rows| rows <= most) {
             let mut pass = builder::pass(self, rows, Logits::All)?;
             if rows > 1 {
-                pass.truncate(layers_with_all_kernels(&pass));
+                pass = builder::pass_of_layers(self, rows, Logits::All, layers_with_all_kernels(&pass))?;
             }
             let ids = |from: usize| -> Vec<u32> {
                 (from..from + rows).map(|id| (id % self.config.vocabulary) as u32).collect()
@@ -78,7 +78,7 @@ impl Causal {
         Ok(true)
     }
 
-    /// The bits that a pass leaves of these tokens: the stream, the last branch, and logits.
+    /// The bits that a pass leaves of these tokens: the stream, the last branch, logits and choices.
     fn results_of(&mut self, pass: &mut Pass, tokens: &[u32]) -> Result<Vec<u32>, ModelError> {
         self.embed(tokens)?;
         pass.run(&self.device, 0)?;
@@ -86,9 +86,13 @@ impl Causal {
         let [stream, other] = &scratch.residual;
         let logits = tokens.len() * self.strides.logits;
         let mut all = Vec::new();
-        for (buffer, values) in
-            [(stream, hidden), (other, hidden), (&scratch.branch, hidden), (&scratch.logits, logits)]
-        {
+        for (buffer, values) in [
+            (stream, hidden),
+            (other, hidden),
+            (&scratch.branch, hidden),
+            (&scratch.logits, logits),
+            (&scratch.choices, choice_values(tokens.len())),
+        ] {
             all.extend(self.words(buffer, values)?);
         }
         Ok(all)
@@ -101,7 +105,7 @@ impl Causal {
     }
 }
 
-/// Launches up to the end of the first layer after which no layer has a new kernel.
+/// Layers up to the first one after which none has a new kernel.
 fn layers_with_all_kernels(pass: &Pass) -> usize {
     let kernels = |until: usize| -> HashSet<(String, String)> {
         let launches = pass.positioned().take(until).map(|(launch, _)| launch.kernel());
@@ -109,5 +113,5 @@ fn layers_with_all_kernels(pass: &Pass) -> usize {
     };
     let ends = pass.layer_ends();
     let all = ends.last().map_or(0, |&end| kernels(end).len());
-    ends.iter().copied().find(|&end| kernels(end).len() == all).unwrap_or(pass.len())
+    ends.iter().position(|&end| kernels(end).len() == all).map_or(ends.len(), |layer| layer + 1)
 }

@@ -16,7 +16,8 @@ pub use rope::{Divisors, FREQS, LONG, Rope, SHORT, Scaling};
 
 use super::error::ModelError;
 use super::keys;
-use crate::checkpoint::gguf::Gguf;
+use crate::checkpoint::gguf::{Gguf, quoted};
+use crate::model::diffusion_gemma::GGUF_ARCHITECTURE;
 
 /// A causal model's sizes and switches.
 #[derive(Debug, Clone, PartialEq)]
@@ -110,7 +111,8 @@ impl CausalConfig {
             return Err(ModelError::Unsupported {
                 path: gguf.path().to_owned(),
                 what: format!(
-                    "general.architecture is '{architecture}'; this version runs {}",
+                    "general.architecture is {}; this version runs {} and {GGUF_ARCHITECTURE}",
+                    quoted(architecture),
                     Family::supported()
                 ),
             });
@@ -176,17 +178,26 @@ impl CausalConfig {
             })
             .collect();
         let layer_input = if family.layer_inputs { layer_input(&keys)? } else { 0 };
-        let vocabulary = gguf
-            .tensor("token_embd.weight")
-            .and_then(|tensor| tensor.shape.get(1))
-            .map_or(0, |&rows| rows as usize);
+        const EMBEDDING: &str = "token_embd.weight";
+        if gguf.tensor(EMBEDDING).is_none() {
+            gguf.require_tensor(EMBEDDING, &[hidden as u64])?; // an error that names it
+        }
+        let vocabulary =
+            gguf.tensor(EMBEDDING).and_then(|tensor| tensor.shape.get(1)).map_or(0, |&rows| rows as usize);
+        let context = keys.size("context_length", 1 << 28)?;
+        if context < 2 {
+            return Err(keys.unsupported(format!(
+                "{} is {context}; expected at least 2: a prompt and an answer take a position each",
+                keys.full("context_length")
+            )));
+        }
         let config = Self {
             family,
             layers,
             ropes,
             hidden,
             vocabulary,
-            context: keys.size("context_length", 1 << 28)?,
+            context,
             epsilon: keys.number("attention.layer_norm_rms_epsilon", 1e-12, 0.1)?,
             embedding_scale: if family.scaled_embeddings { (hidden as f32).sqrt() } else { 1.0 },
             softcap: logit_cap,

@@ -113,8 +113,11 @@ impl<'a> Keys<'a> {
     pub fn optional_number(&self, name: &str, least: f32, most: f32) -> Result<Option<f32>, ModelError> {
         match self.metadata().f32(&self.ask(name))? {
             Some(value) if !(value >= least && value <= most) => {
-                let most = if most == f32::MAX { "more".to_owned() } else { most.to_string() };
-                Err(self.unsupported(format!("{} is {value}; expected {least} to {most}", self.full(name))))
+                let expected = match most {
+                    f32::MAX => format!("a finite number of at least {least}"),
+                    most => format!("{least} to {most}"),
+                };
+                Err(self.unsupported(format!("{} is {value}; expected {expected}", self.full(name))))
             }
             found => Ok(found),
         }

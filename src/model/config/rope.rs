@@ -2,6 +2,7 @@
 
 use super::families::Family;
 use super::reader::Keys;
+use crate::checkpoint::gguf::quoted;
 use crate::checkpoint::quant::dequantize;
 use crate::model::error::ModelError;
 use crate::ops::Pairing;
@@ -237,8 +238,9 @@ fn scaling(keys: &Keys<'_>) -> Result<(Scaling, Divisors, f32), ModelError> {
         }
         (Some("yarn"), _) => yarn(keys),
         (Some(other), _) => Err(keys.unsupported(format!(
-            "{} is '{other}'; this version knows none, linear, yarn, longrope and {FREQS}",
-            keys.full(KIND)
+            "{} is {}; this version knows none, linear, yarn, longrope and {FREQS}",
+            keys.full(KIND),
+            quoted(other)
         ))),
     }
 }

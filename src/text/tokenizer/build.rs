@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Method, Tokenizer};
 use crate::text::bpe::{self, Bpe};
+use crate::text::error::shown;
 use crate::text::gemma::{self, Gemma};
 use crate::text::index::TokenIndex;
 use crate::text::reply::{Channel, ChannelForm};
@@ -129,7 +130,7 @@ impl Wanted {
             "gpt2" => Ok(Self::Bpe),
             "llama" => Ok(Self::Spm),
             "gemma4" => Ok(Self::Gemma),
-            found => Err(TextError::UnknownModel { found: found.to_owned() }),
+            found => Err(TextError::UnknownModel { found: shown(found) }),
         }
     }
 }

@@ -20,11 +20,24 @@ use crate::ops::{
 /// # Errors
 /// What the device says.
 pub(super) fn pass(model: &Causal, rows: usize, logits: Logits) -> Result<Pass, ModelError> {
+    pass_of_layers(model, rows, logits, model.layers.len())
+}
+
+/// The same through the first `layers` layers, and what is behind the last one.
+///
+/// # Errors
+/// What the device says.
+pub(super) fn pass_of_layers(
+    model: &Causal,
+    rows: usize,
+    logits: Logits,
+    layers: usize,
+) -> Result<Pass, ModelError> {
     let mut builder = Builder { model, rows, pass: Pass::default(), at: 0, branch_norm: None };
     builder.layer_inputs()?;
     // Where only keys and values are wanted, the last layer that has any of its own ends the pass.
     let last = model.layers.iter().rposition(|layer| layer.config.kv_from.is_none());
-    for (index, layer) in model.layers.iter().enumerate() {
+    for (index, layer) in model.layers.iter().enumerate().take(layers) {
         builder.attention_inputs(layer)?;
         if logits == Logits::None && Some(index) == last {
             return Ok(builder.pass);

@@ -1,7 +1,7 @@
 //! What the metadata of a GGUF file says.
 
 use super::{DiffusionConfig, HeadRope, LayerConfig};
-use crate::checkpoint::gguf::{Gguf, Value};
+use crate::checkpoint::gguf::{Gguf, Value, quoted};
 use crate::checkpoint::quant::dequantize;
 use crate::model::error::ModelError;
 
@@ -22,7 +22,8 @@ impl DiffusionConfig {
         let architecture = metadata.require_str("general.architecture")?;
         if architecture != GGUF_ARCHITECTURE {
             return Err(unsupported(format!(
-                "general.architecture is '{architecture}'; expected '{GGUF_ARCHITECTURE}', a model that denoises"
+                "general.architecture is {}; expected `{GGUF_ARCHITECTURE}`, a model that denoises",
+                quoted(architecture)
             )));
         }
         refuse_unknown_keys(gguf)?;
