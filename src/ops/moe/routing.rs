@@ -125,6 +125,7 @@ impl Kernels {
     ///
     /// # Errors
     /// Sizes that do not fit, or what the device says.
+    #[allow(clippy::too_many_arguments)] // each is one operand
     pub fn pack_for_experts(
         &self,
         device: &Device,
