@@ -92,6 +92,21 @@ pub fn load<T>(
     Ok((matrices, kernels))
 }
 
+/// The same where kernels are there already.
+///
+/// # Errors
+/// As for [`load`].
+pub fn load_alone(
+    device: &Device,
+    identity: &str,
+    blueprints: &[Blueprint],
+    cache_dir: Option<&Path>,
+    progress: &mut dyn FnMut(f32),
+) -> Result<Vec<Matrix>, ModelError> {
+    let (matrices, ()) = load(device, identity, blueprints, cache_dir, || Ok(()), progress)?;
+    Ok(matrices)
+}
+
 /// What unwinds work that nobody wants any more.
 struct Unwanted;
 

@@ -165,15 +165,8 @@ impl Causal {
             // What was made is for kernels that failed.
             parts.made_for(kernels.products());
             drop(matrices);
-            let again = weights::load(
-                &device,
-                &identity,
-                &parts.blueprints,
-                cache_dir,
-                || Ok(()),
-                progress_of_weights,
-            )?;
-            matrices = again.0;
+            matrices =
+                weights::load_alone(&device, &identity, &parts.blueprints, cache_dir, progress_of_weights)?;
         }
         let scratch_rows = parts.scratch_rows(&config, options, kernels.products());
         let vectors = parts.vectors.iter().map(|values| layer::vector(&device, values));

@@ -199,15 +199,8 @@ impl DiffusionGemma {
             // What was made is for kernels that failed.
             parts.made_for(kernels.products());
             drop(matrices);
-            let again = weights::load(
-                &device,
-                &identity,
-                &parts.blueprints,
-                cache_dir,
-                || Ok(()),
-                progress_of_weights,
-            )?;
-            matrices = again.0;
+            matrices =
+                weights::load_alone(&device, &identity, &parts.blueprints, cache_dir, progress_of_weights)?;
         }
         checkpoint.release();
         let model = Self::assemble(device, kernels, config, &parts, &matrices, options)?;
