@@ -90,6 +90,7 @@ impl Heads {
                 norms: None,
                 value_norms: false,
                 queries_only: false,
+                queries: None,
                 epsilon: EPSILON,
             };
             (kernels.rotate_and_cache(device, &rotation, cache, count).unwrap(), ROTATE_START)

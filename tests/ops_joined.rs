@@ -159,6 +159,7 @@ impl Stack {
                 norms: None,
                 value_norms: false,
                 queries_only: false,
+                queries: None,
                 epsilon: EPSILON,
             };
             let launch = kernels.rotate_and_cache(device, &rotation, &cache, rows).unwrap();

@@ -24,13 +24,25 @@ fn every_format_and_head_size() {
     for head_size in [16, 32, 48, 64, 80, 128, 256] {
         self_test(&device, &kernels, &[], &Heads::plain(head_size, CacheKind::F16)).unwrap();
     }
+    if let Some(kernels) = Kernels::with_xmx(&device).unwrap() {
+        // Of heads of 48 the vector family's.
+        for head_size in [16, 32, 48, 64, 128, 256, 512] {
+            self_test(&device, &kernels, &[], &Heads::plain(head_size, CacheKind::F16)).unwrap();
+        }
+    }
     self_test(&device, &kernels, &Format::ALL, &plain).unwrap();
 }
 
 #[test]
 fn heads_of_every_kind() {
     let device = open();
-    let kernels = Kernels::new(&device).unwrap();
+    heads_of_every_kind_by(&device, &Kernels::new(&device).unwrap());
+    if let Some(kernels) = Kernels::with_xmx(&device).unwrap() {
+        heads_of_every_kind_by(&device, &kernels);
+    }
+}
+
+fn heads_of_every_kind_by(device: &Device, kernels: &Kernels) {
     for cache in [CacheKind::F16, CacheKind::F32] {
         for pairing in [Pairing::Neighbours, Pairing::RotatedHalves, Pairing::HeadHalves] {
             for full in [false, true] {
@@ -46,7 +58,7 @@ fn heads_of_every_kind() {
                     softcap: full == (cache == CacheKind::F16),
                     ..Heads::plain(32, cache)
                 };
-                self_test(&device, &kernels, &[], &heads).unwrap();
+                self_test(device, kernels, &[], &heads).unwrap();
             }
         }
     }
@@ -61,7 +73,7 @@ fn heads_of_every_kind() {
         canvas: true,
         ..Heads::plain(512, CacheKind::F16)
     };
-    self_test(&device, &kernels, &[], &heads).unwrap();
+    self_test(device, kernels, &[], &heads).unwrap();
 }
 
 #[test]

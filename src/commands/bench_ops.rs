@@ -327,6 +327,7 @@ impl Bench<'_> {
                 norms: None,
                 value_norms: false,
                 queries_only: false,
+                queries: None,
                 epsilon: 1e-5,
             };
             let looks = Attention {

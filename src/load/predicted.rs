@@ -72,6 +72,7 @@ fn parts(workload: &Workload, what: &str, rows: usize, context: usize) -> Vec<Pr
     let products = |shapes: &[ProductShape]| -> Vec<Op> {
         shapes.iter().map(|shape| Op::both(|terms| product(shape, terms, rows))).collect()
     };
+    // Queries and weights are always cut into two terms.
     let looks = workload.attention.iter().map(|shape| {
         let op = attention(shape, rows, context);
         Op { terms: [op, op] }
@@ -200,17 +201,15 @@ fn expert(shape: &ExpertsShape, each: &ProductShape, gate_up: bool, terms: XmxTe
 fn attention(shape: &AttentionShape, rows: usize, context: usize) -> Timed {
     let AttentionShape { heads, kv_heads, head_size, window, latent, capped } = *shape;
     let seen = window.map_or(context, |window| context.min(window.saturating_sub(1)));
-    let [mut values, keys] = xmx_attention_work(head_size, heads, kv_heads, rows, seen + rows);
+    let (kernel, parts) = xmx_attention_work((head_size, capped), heads, kv_heads, rows, seen + rows);
     if latent {
+        let mut work = parts.into_iter().fold(XmxWork::default(), |sum, (_, work)| sum.and(work));
         // A latent is key and value.
-        values.bytes -= (kv_heads * (seen + rows) * head_size * 2) as u64;
+        work.bytes -= (kv_heads * (seen + rows) * head_size * 2) as u64;
+        return without_kernel(work);
     }
-    if latent || capped {
-        return without_kernel(values.and(keys));
-    }
-    // Of heads of 64, both loops are of one sort.
-    let loops = if head_size == 64 { 16 } else { 32 };
-    timed(&format!("xmx/attention.cl ({head_size})"), "attend", &[(loops, values), (16, keys)])
+    let capped = if capped { ", capped" } else { "" };
+    timed(&format!("xmx/attention.cl ({head_size}{capped})"), kernel, &parts)
 }
 
 fn head(table: &ProductShape, terms: XmxTerms, rows: usize) -> Timed {

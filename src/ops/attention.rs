@@ -1,225 +1,26 @@
-//! Rotary embedding, the key-value cache of a layer, and attention over it.
+//! Rotary embedding and attention over a layer's cache.
 
-use std::fmt;
 use std::ops::RangeInclusive;
-use std::str::FromStr;
 
 use half::f16;
-use serde::{Deserialize, Serialize};
 
+use super::cache::{Cache, CacheKind};
 use super::check::{check, holds_floats, int};
-use super::kernels::{Kernels, OpsError};
-use super::round_up;
-use crate::device::{Arg, Buffer, Device, DeviceError, Launch, Purpose, Work};
+use super::kernels::{Family, Kernels, OpsError};
+use crate::device::{Arg, Buffer, Device, Launch, Work};
 
-/// Positions per step of the kernel's running softmax; the cache is padded to whole steps.
-const TILE: usize = 64;
-/// Most values of a key or of a value head: a work-item of `attention` keeps the sums of all its looks beside each other,
-/// `LOOKS` times the values of a head.
-pub const MOST_HEAD_SIZE: usize = 1024;
 /// Query heads of rows that one work-item of `attention` takes at most.
 const LOOKS: usize = 8;
 
-/// Index of the argument of [`Kernels::rotate_and_cache`] that holds the position of the first row.
+/// Index of the argument of [`Kernels::rotate_and_cache`] that holds the position of the first row, of either family.
 pub const ROTATE_START: usize = 12;
-/// Index of the argument of [`Kernels::attention`] that holds the position of the first row.
+/// Index of the argument of [`Kernels::attention`] that holds the position of the first row, of either family.
 pub const ATTENTION_START: usize = 7;
 
 /// Flags of `cl/attention.cl`.
 const HEAD_NORMS: i32 = 1;
 const VALUE_NORMS: i32 = 2;
 const BIAS: i32 = 4;
-
-/// Number type of a key-value cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CacheKind {
-    /// Half the memory; keys and values are rounded to 11 bits.
-    #[default]
-    F16,
-    /// Nothing is rounded.
-    F32,
-}
-
-impl CacheKind {
-    fn bytes(self) -> usize {
-        match self {
-            Self::F16 => 2,
-            Self::F32 => 4,
-        }
-    }
-}
-
-impl fmt::Display for CacheKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F16 => "f16",
-            Self::F32 => "f32",
-        })
-    }
-}
-
-impl FromStr for CacheKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "f16" => Ok(Self::F16),
-            "f32" => Ok(Self::F32),
-            other => Err(format!("'{other}' is no type of key-value cache: f16 or f32")),
-        }
-    }
-}
-
-/// Keys and values of one layer.
-#[derive(Debug, Clone)]
-pub struct Cache {
-    /// Type of its numbers.
-    pub kind: CacheKind,
-    /// `[kv head][position / 16][head size][16]`.
-    pub keys: Buffer,
-    /// `[kv head][position][value size]`; the keys' buffer where the values are parts of the keys.
-    pub values: Buffer,
-    /// Positions it holds, a multiple of 64. Position p lies in slot p % capacity: with a window, what is out of sight
-    /// may be written over.
-    pub capacity: usize,
-    /// Key-value heads.
-    pub heads: usize,
-    /// Values of a key, and of a query.
-    pub head_size: usize,
-    /// Values of a value head.
-    pub value_size: usize,
-    latent: bool,
-}
-
-impl Cache {
-    /// Memory for at least `positions` positions. It is not cleared: what has not been written is not looked at, so that
-    /// the system need not give pages for it.
-    ///
-    /// # Errors
-    /// [`DeviceError`] when it does not fit.
-    pub fn new(
-        device: &Device,
-        kind: CacheKind,
-        heads: usize,
-        head_size: usize,
-        positions: usize,
-    ) -> Result<Self, DeviceError> {
-        Self::with_value_size(device, kind, heads, head_size, head_size, positions)
-    }
-
-    /// The same for value heads of another size than keys.
-    ///
-    /// # Errors
-    /// [`DeviceError`] when it does not fit.
-    pub fn with_value_size(
-        device: &Device,
-        kind: CacheKind,
-        heads: usize,
-        head_size: usize,
-        value_size: usize,
-        positions: usize,
-    ) -> Result<Self, DeviceError> {
-        let capacity = round_up(positions, TILE);
-        let buffer = |size: usize| device.alloc(Purpose::KvCache, capacity * heads * size * kind.bytes());
-        let (keys, values) = (buffer(head_size)?, buffer(value_size)?);
-        Ok(Self { kind, keys, values, capacity, heads, head_size, value_size, latent: false })
-    }
-
-    /// One key head, whose first `value_size` values are the value of the position, too.
-    ///
-    /// # Errors
-    /// [`DeviceError`] when it does not fit.
-    pub fn latent(
-        device: &Device,
-        kind: CacheKind,
-        head_size: usize,
-        value_size: usize,
-        positions: usize,
-    ) -> Result<Self, DeviceError> {
-        let capacity = round_up(positions, TILE);
-        let keys = device.alloc(Purpose::KvCache, capacity * head_size * kind.bytes())?;
-        let values = keys.clone();
-        Ok(Self { kind, keys, values, capacity, heads: 1, head_size, value_size, latent: true })
-    }
-
-    /// Makes all its numbers 1/16, for measuring: memory that nobody has written may be one page, seen again and again.
-    ///
-    /// # Errors
-    /// What the device says.
-    pub fn fill(&self, device: &Device) -> Result<(), DeviceError> {
-        let pattern = match self.kind {
-            CacheKind::F16 => 0x2c00_2c00,
-            CacheKind::F32 => 0x3d80_0000,
-        };
-        device.fill(&self.keys, pattern)?;
-        if self.latent { Ok(()) } else { device.fill(&self.values, pattern) }
-    }
-
-    /// Whether a value is the first part of its key, rather than stored by itself.
-    pub fn values_in_keys(&self) -> bool {
-        self.latent
-    }
-
-    /// Keys and values of the positions `from..to`, each `[head][position][values of it]`, as numbers. For tests and tools:
-    /// it waits for the device and copies much more than it shows.
-    ///
-    /// # Errors
-    /// [`DeviceError`] when the device refuses.
-    pub fn read(&self, device: &Device, from: usize, to: usize) -> Result<(Vec<f32>, Vec<f32>), DeviceError> {
-        let numbers = |buffer: &Buffer| -> Result<Vec<f32>, DeviceError> {
-            let mut bytes = vec![0u8; buffer.size()];
-            device.read(buffer, 0, &mut bytes)?;
-            Ok(match self.kind {
-                CacheKind::F16 => {
-                    bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
-                }
-                CacheKind::F32 => {
-                    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-                }
-            })
-        };
-        let (keys, values) = (numbers(&self.keys)?, numbers(&self.values)?);
-        let capacity = self.capacity;
-        let of = |size: usize, value: &dyn Fn(usize, usize, usize) -> f32| {
-            (0..self.heads)
-                .flat_map(|head| (from..to).map(move |position| (head, position % capacity)))
-                .flat_map(|(head, slot)| (0..size).map(move |i| value(head, slot, i)))
-                .collect()
-        };
-        let (key, value) = (self.head_size, self.value_size);
-        let key_at = |head, slot, i| keys[head * capacity * key + slot / 16 * key * 16 + i * 16 + slot % 16];
-        Ok((
-            of(key, &key_at),
-            if self.latent {
-                of(value, &key_at)
-            } else {
-                of(value, &|head, slot, i| values[(head * capacity + slot) * value + i])
-            },
-        ))
-    }
-
-    pub(super) fn check(&self, op: &'static str) -> Result<(), OpsError> {
-        let (key, value) = (self.head_size, self.value_size);
-        check(op, key > 0 && value > 0 && key.is_multiple_of(16) && value.is_multiple_of(16), || {
-            format!("head sizes of {key} and {value} are not multiples of 16")
-        })?;
-        check(op, key.max(value) <= MOST_HEAD_SIZE, || {
-            format!("head sizes of {key} and {value}, {MOST_HEAD_SIZE} at most")
-        })?;
-        check(op, !self.latent || value <= key, || format!("values of {value} in keys of {key}"))
-    }
-
-    /// Bytes of a cache of latents.
-    pub fn latent_bytes(kind: CacheKind, head_size: usize, positions: usize) -> usize {
-        kind.bytes() * head_size * round_up(positions, TILE)
-    }
-
-    /// Bytes of a cache of that size, value heads being as large as keys.
-    pub fn bytes(kind: CacheKind, heads: usize, head_size: usize, positions: usize) -> usize {
-        2 * kind.bytes() * heads * head_size * round_up(positions, TILE)
-    }
-}
 
 /// Which two values of a head turn together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -259,6 +60,8 @@ pub struct Rotation<'a> {
     pub value_norms: bool,
     /// The cache is another layer's, which has filled it: the row has query heads only, and the cache stays as it is.
     pub queries_only: bool,
+    /// Where queries go if the cache is of the `xmx` family, [`Cache::query_bytes`] of them; the rows stay as they are then.
+    pub queries: Option<&'a Buffer>,
     /// Added to the mean of squares in norms.
     pub epsilon: f32,
 }
@@ -266,7 +69,7 @@ pub struct Rotation<'a> {
 /// What [`Kernels::attention`] looks at.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention<'a> {
-    /// f32 rows with rotated query heads from 0 on.
+    /// f32 rows with rotated query heads from 0 on; over a cache of the `xmx` family, what [`Rotation::queries`] says.
     pub q: &'a Buffer,
     /// Values from row to row of `q`.
     pub stride: usize,
@@ -303,7 +106,7 @@ impl Kernels {
         const OP: &str = "rotate_and_cache";
         let head = cache.head_size;
         cache.check(OP)?;
-        check(OP, !cache.latent, || "a latent cache has another kernel".to_owned())?;
+        check(OP, !cache.values_in_keys(), || "a latent cache has another kernel".to_owned())?;
         check(OP, 2 * rotation.half_rotated <= head, || {
             format!("{} rotated values in a head of {head}", 2 * rotation.half_rotated)
         })?;
@@ -332,6 +135,9 @@ impl Kernels {
         let norms = rotation.norms.map_or(0, |_| HEAD_NORMS)
             | if rotation.value_norms { VALUE_NORMS } else { 0 }
             | rotation.bias.map_or(0, |_| BIAS);
+        if cache.family == Family::Xmx {
+            return self.xmx(OP)?.rotate_and_cache(device, rotation, cache, rows, [norms, int(OP, "gap", gap)?]);
+        }
         Ok(Launch::with_args(
             &self.attention_kernel(device, cache, OP)?,
             &[
@@ -391,11 +197,15 @@ impl Kernels {
         check(OP, cache.heads > 0 && attention.q_heads.is_multiple_of(cache.heads), || {
             format!("{} query heads over {} key-value heads", attention.q_heads, cache.heads)
         })?;
+        let queries = match cache.family {
+            Family::Vector => rows * attention.stride * 4,
+            Family::Xmx => cache.query_bytes(attention.q_heads, rows),
+        };
         check(
             OP,
-            attention.q.size() >= rows * attention.stride * 4
+            attention.q.size() >= queries
                 && attention.out.size() >= rows * attention.out_stride * 4
-                && attention.stride >= width
+                && (attention.stride >= width || cache.family == Family::Xmx)
                 && attention.out_stride >= out_width,
             || {
                 format!(
@@ -408,7 +218,6 @@ impl Kernels {
             format!("a soft cap of {}", attention.softcap)
         })?;
         let group = attention.q_heads / cache.heads;
-        let (heads, rows_each) = self.looks(cache.heads, group, rows);
         let window = attention.window.unwrap_or(cache.capacity).min(cache.capacity);
         // A position's key and value, which all rows share, and what each query head does with them.
         let bytes = (cache.heads * (cache.head_size + cache.value_size) * cache.kind.bytes()) as u64;
@@ -420,6 +229,10 @@ impl Kernels {
             operations_a_position: operations,
             most_positions: window as u64,
         };
+        if cache.family == Family::Xmx {
+            return Ok(self.xmx(OP)?.attend(device, attention, cache, rows, window)?.doing(work));
+        }
+        let (heads, rows_each) = self.looks(cache.heads, group, rows);
         Ok(Launch::with_args(
             &self.attention_kernel(device, cache, OP)?,
             &[

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use thiserror::Error;
 
-use super::xmx::{Xmx, XmxRows, XmxTerms, xmx_takes};
+use super::xmx::{self, Xmx, XmxRows, XmxTerms, xmx_takes};
 use super::{Cache, CacheKind, Format};
 use crate::device::{Buffer, Device, DeviceError, DeviceKind, Kernel, Program};
 
@@ -81,7 +81,8 @@ pub enum Products {
     Xmx,
 }
 
-/// Whose products a matrix is for: how codes lie inside its tiles, and in which form rows meet it.
+/// Whose kernels a matrix or a cache is for: how codes lie inside tiles, keys and values in a cache, and in which form rows meet
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Family {
     /// The `vector` family's, of either sort.
@@ -118,6 +119,20 @@ impl Products {
     /// Whose tiles a matrix of that format should be made of.
     pub fn family(self, format: Format) -> Family {
         if self == Self::Xmx && xmx_takes(format) { Family::Xmx } else { Family::Vector }
+    }
+
+    /// Whose attention a layer's should be, by its cache's number type and the values of a head. A cache of latents is always
+    /// the `vector` family's.
+    pub fn attention(self, cache: CacheKind, head_size: usize) -> Family {
+        if self == Self::Xmx && xmx::attends(cache, head_size) { Family::Xmx } else { Family::Vector }
+    }
+
+    /// Bytes of what such a layer's queries need beside their rows, for so many query heads, key-value heads and values a head.
+    pub fn query_bytes(self, cache: CacheKind, [heads, kv_heads, size]: [usize; 3], rows: usize) -> usize {
+        match self.attention(cache, size) {
+            Family::Vector => 0,
+            Family::Xmx => xmx::query_bytes(heads, kv_heads, size, rows),
+        }
     }
 }
 
@@ -211,11 +226,15 @@ impl Kernels {
         rows: usize,
         columns: usize,
     ) -> Result<(&Xmx, XmxRows), OpsError> {
-        let xmx = self.xmx.as_ref().ok_or_else(|| OpsError::Shape {
+        Ok((self.xmx(op)?, XmxRows::over(device, packed, sums, rows, columns, TERMS)?))
+    }
+
+    /// The kernels that take matrices and caches of the `xmx` family.
+    pub(super) fn xmx(&self, op: &'static str) -> Result<&Xmx, OpsError> {
+        self.xmx.as_ref().ok_or_else(|| OpsError::Shape {
             op,
-            what: "the matrix is for the xmx family, which these kernels are not".to_owned(),
-        })?;
-        Ok((xmx, XmxRows::over(device, packed, sums, rows, columns, TERMS)?))
+            what: "what it is given is for the xmx family, which these kernels are not".to_owned(),
+        })
     }
 
     pub(super) fn unused(&self) -> &crate::device::Buffer {

@@ -4,7 +4,8 @@
 //! A key is a latent and some values that turn; the latent is the value, too. The matrices that would make keys and values
 //! of each head out of the latent are applied to its queries and to its results instead.
 
-use super::attention::{Cache, Pairing};
+use super::attention::Pairing;
+use super::cache::Cache;
 use super::check::{check, holds_floats, int};
 use super::kernels::{Kernels, OpsError};
 use super::matmul::Matrix;

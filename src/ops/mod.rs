@@ -5,6 +5,7 @@
 //! may make products by the `xmx` family instead, matrix by matrix ([`Matrix::family`]).
 
 mod attention;
+mod cache;
 mod check;
 mod choice;
 mod format;
@@ -20,10 +21,8 @@ mod self_test;
 mod stream;
 mod xmx;
 
-pub use attention::{
-    ATTENTION_START, Attention, Cache, CacheKind, MOST_HEAD_SIZE, Pairing, ROTATE_START, Rotation,
-    attention_reference,
-};
+pub use attention::{ATTENTION_START, Attention, Pairing, ROTATE_START, Rotation, attention_reference};
+pub use cache::{Cache, CacheKind, MOST_HEAD_SIZE};
 pub use choice::{RowTop, TOP, choice_reference, choice_values, read_choices};
 pub use format::{Format, ROW_MULTIPLE, Scales, TILE};
 pub use head::{
@@ -46,10 +45,10 @@ pub use self_test::{
 };
 pub use stream::{Join, Parts, cap_reference, gate_reference, join_reference, mix_reference};
 pub use xmx::{
-    Xmx, XmxAttention, XmxCache, XmxCard, XmxExpected, XmxHeadState, XmxLoop, XmxProgram, XmxRows, XmxTerms,
+    Xmx, XmxCard, XmxExpected, XmxHeadState, XmxLoop, XmxProgram, XmxRows, XmxTerms,
     XmxTime, XmxWork, xmx_arrange, xmx_attention_work, xmx_expert_work, xmx_experts_work, xmx_head_work,
     xmx_loop, xmx_loops, xmx_loops_line, xmx_matmul_work, xmx_programs, xmx_recorded_loops, xmx_slices,
-    xmx_takes,
+    xmx_queries, xmx_takes,
 };
 
 /// Values by which activation rows are padded: the widest block of a weight format.

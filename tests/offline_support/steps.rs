@@ -115,12 +115,13 @@ pub fn attention(context: usize) -> [Step; 2] {
     [("sliding", 256, 8, context.min(1023), SLIDING), ("full", 512, 2, context, FULL)].map(
         |(what, head_size, kv_heads, context, times)| {
             let count = context + CANVAS;
-            let [values, keys] = xmx_attention_work(head_size, 16, kv_heads, CANVAS, count);
+            let (kernel, parts) =
+                xmx_attention_work((head_size, false), 16, kv_heads, CANVAS, count);
             Step {
                 what: format!("attention, {what}, {CANVAS} rows, {count} positions"),
                 label: format!("xmx/attention.cl ({head_size})"),
-                kernel: "attend",
-                parts: vec![(32, values.times(times)), (16, keys.times(times))],
+                kernel,
+                parts: parts.into_iter().map(|(loops, work)| (loops, work.times(times))).collect(),
             }
         },
     )

@@ -6,7 +6,7 @@ use super::scratch::QkvPlaces;
 use crate::device::{Buffer, Device, Purpose};
 use crate::model::config::{CausalConfig, LayerConfig, Rope};
 use crate::model::error::ModelError;
-use crate::ops::{Cache, Matrix, STRIDE_MULTIPLE, round_up};
+use crate::ops::{Cache, Matrix, Products, STRIDE_MULTIPLE, round_up};
 
 /// A layer on the device.
 pub(super) struct Layer {
@@ -26,6 +26,8 @@ pub(super) struct Loader<'a> {
     pub(super) device: &'a Device,
     pub(super) config: &'a CausalConfig,
     pub(super) options: &'a LoadOptions,
+    /// How the kernels that are there make products.
+    pub(super) products: Products,
     pub(super) matrices: &'a [Matrix],
     pub(super) vectors: &'a [Buffer],
     /// The table of each rotary embedding of the model.
@@ -54,7 +56,11 @@ impl Loader<'_> {
                 None if config.latent.is_some() => {
                     Cache::latent(self.device, kind, config.key_size, config.value_size, positions)?
                 }
-                None => Cache::new(self.device, kind, config.kv_heads, config.key_size, positions)?,
+                None => {
+                    let (heads, size) = (config.kv_heads, config.key_size);
+                    let family = self.products.attention(kind, size);
+                    Cache::of_family(self.device, family, kind, heads, size, positions)?
+                }
             },
             config: config.clone(),
         })

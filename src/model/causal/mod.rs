@@ -179,6 +179,7 @@ impl Causal {
             device: &device,
             config: &config,
             options,
+            products: kernels.products(),
             matrices: &matrices,
             vectors: &vectors,
             angles: &angles,

@@ -124,6 +124,7 @@ impl Parts {
             gate: if apart { pass } else { 1 },
             logits,
             products,
+            cache: options.cache,
         }
     }
 
@@ -181,7 +182,11 @@ impl Parts {
             None if layer.latent.is_some() => {
                 Cache::latent_bytes(options.cache, layer.key_size, options.context)
             }
-            None => Cache::bytes(options.cache, layer.kv_heads, layer.key_size, options.context),
+            None => {
+                let (heads, size) = (layer.kv_heads, layer.key_size);
+                let family = rows.products.attention(options.cache, size);
+                Cache::bytes(family, options.cache, heads, size, options.context)
+            }
         };
         MemoryPlan {
             weights: self.blueprints.iter().map(Blueprint::bytes).sum::<usize>()

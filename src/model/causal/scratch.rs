@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use crate::device::{Buffer, Device, Purpose};
 use crate::model::config::{CausalConfig, ExpertsConfig, LatentConfig, LayerConfig};
 use crate::model::error::ModelError;
-use crate::ops::{Products, ROW_MULTIPLE, Routing, STRIDE_MULTIPLE, choice_values, round_up};
+use crate::ops::{CacheKind, Products, ROW_MULTIPLE, Routing, STRIDE_MULTIPLE, choice_values, round_up};
 
 /// Activations of the rows of a pass, f32; row strides are multiples of [`STRIDE_MULTIPLE`] and rows zero-padded.
 pub(super) struct Scratch {
     /// The residual stream, and its copy after a normed branch has joined.
     pub(super) residual: [Buffer; 2],
     pub(super) qkv: Buffer,
+    /// Queries of layers whose attention takes them in another form than their rows.
+    pub(super) queries: Option<Buffer>,
     /// What attention leaves, for layers of each width.
     pub(super) attended: ByWidth,
     /// What heads that see a latent make of it.
@@ -185,6 +187,8 @@ pub(super) struct ScratchRows {
     pub(super) logits: usize,
     /// How they are packed.
     pub(super) products: Products,
+    /// What keys and values are kept in.
+    pub(super) cache: CacheKind,
 }
 
 /// Rows of several widths, each in a buffer of its own, whose padding nobody else writes to.
@@ -231,8 +235,9 @@ fn zeros(device: &Device, bytes: usize) -> Result<Buffer, ModelError> {
 impl Scratch {
     /// Bytes of all buffers.
     pub(super) fn bytes(strides: &Strides, rows: ScratchRows) -> usize {
-        let ScratchRows { pass, branch, gate, logits, products } = rows;
+        let ScratchRows { pass, branch, gate, logits, products, .. } = rows;
         Self::sizes(strides, rows).iter().sum::<usize>()
+            + strides.query_bytes(rows)
             + ByWidth::bytes(&strides.attended, pass)
             + ByWidth::bytes(&strides.values, pass)
             + ByWidth::bytes(&strides.inner, gate)
@@ -256,12 +261,14 @@ impl Scratch {
     }
 
     pub(super) fn new(device: &Device, strides: &Strides, rows: ScratchRows) -> Result<Self, ModelError> {
-        let ScratchRows { pass, branch, gate, logits, products } = rows;
+        let ScratchRows { pass, branch, gate, logits, products, .. } = rows;
         let [qkv, packed, sums] = Self::sizes(strides, rows);
+        let queries = Some(strides.query_bytes(rows)).filter(|&bytes| bytes > 0);
         let stream = |rows: usize| zeros(device, strides.hidden * rows * 4);
         Ok(Self {
             residual: [stream(pass)?, stream(branch)?],
             qkv: zeros(device, qkv)?,
+            queries: queries.map(|bytes| zeros(device, bytes)).transpose()?,
             attended: ByWidth::new(device, &strides.attended, pass)?,
             values: ByWidth::new(device, &strides.values, pass)?,
             branch: stream(branch)?,
@@ -293,6 +300,8 @@ pub(super) struct Strides {
     pub(super) hidden: usize,
     pub(super) qkv: usize,
     pub(super) logits: usize,
+    /// Query heads, key-value heads and values of a head, of layers whose heads see no latent, each once.
+    heads: Vec<[usize; 3]>,
     /// Widths of what attention leaves, each once.
     attended: Vec<usize>,
     /// Widths of what heads that see a latent make of it, each once.
@@ -342,10 +351,16 @@ impl Strides {
             widths
         };
         let qkv = config.layers.iter().map(|layer| QkvPlaces::new(layer).end).max().unwrap_or(0);
+        let plain = config.layers.iter().filter(|layer| layer.latent.is_none());
+        let mut heads: Vec<_> =
+            plain.map(|layer| [layer.heads, layer.kv_heads, layer.key_size]).collect();
+        heads.sort_unstable();
+        heads.dedup();
         Self {
             hidden: stride_of(config.hidden),
             qkv: stride_of(qkv),
             logits: round_up(config.vocabulary, ROW_MULTIPLE),
+            heads,
             attended: each(&LayerConfig::attended_width),
             values: each(&|layer| layer.latent.map_or(0, |_| layer.output_width())),
             inner: each(&|layer| layer.feed_forward.inner()),
@@ -359,6 +374,12 @@ impl Strides {
             stream: config.hidden,
             layers: config.layers.len(),
         }
+    }
+
+    /// Bytes of the queries of a pass beside their rows, for the layer with the most.
+    fn query_bytes(&self, rows: ScratchRows) -> usize {
+        let of = |&heads: &[usize; 3]| rows.products.query_bytes(rows.cache, heads, rows.pass);
+        self.heads.iter().map(of).max().unwrap_or(0)
     }
 
     /// The stride of the widest rows that go into a product.

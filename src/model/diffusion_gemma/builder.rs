@@ -216,6 +216,7 @@ impl<'a> Builder<'a> {
             norms: Some((&layer.norms.q, &layer.norms.k)),
             value_norms: true,
             queries_only: false,
+            queries: Some(&model.scratch.queries),
             epsilon: model.config.epsilon,
         };
         let launch = model.kernels.rotate_and_cache(&model.device, &rotation, &layer.cache, self.rows)?;
@@ -226,8 +227,12 @@ impl<'a> Builder<'a> {
     fn attention(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
         let model = self.model;
         let width = model.config.heads * layer.cache.head_size;
+        let q = match layer.cache.family {
+            Family::Vector => &model.scratch.qkv,
+            Family::Xmx => &model.scratch.queries,
+        };
         let attention = Attention {
-            q: &model.scratch.qkv,
+            q,
             stride: model.strides.qkv,
             out: &layer.attended,
             out_stride: layer.attended_stride,

@@ -247,7 +247,7 @@ impl DiffusionGemma {
         let strides = Strides::new(&config);
         let pass_rows = options.pass_rows(&config);
         let positions = options.context + config.canvas;
-        let scratch = Scratch::new(&device, &config, pass_rows, kernels.products())?;
+        let scratch = Scratch::new(&device, &config, pass_rows, kernels.products(), options.cache)?;
         let mut angles: Vec<((HeadRope, usize), Buffer)> = Vec::new();
         let mut attended: HashMap<usize, Buffer> = HashMap::new();
         let mut layers = Vec::with_capacity(config.layers.len());
@@ -295,8 +295,9 @@ impl DiffusionGemma {
                 attended,
                 attended_stride,
                 angles: table,
-                cache: Cache::new(
+                cache: Cache::of_family(
                     &device,
+                    kernels.products().attention(options.cache, layer.head_size),
                     options.cache,
                     layer.kv_heads,
                     layer.head_size,

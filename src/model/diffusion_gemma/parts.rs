@@ -269,7 +269,9 @@ impl Parts {
             .layers
             .iter()
             .map(|layer| {
-                Cache::bytes(options.cache, layer.kv_heads, layer.head_size, options.positions(config, layer))
+                let (heads, size) = (layer.kv_heads, layer.head_size);
+                let family = products.attention(options.cache, size);
+                Cache::bytes(family, options.cache, heads, size, options.positions(config, layer))
             })
             .sum();
         let rows = options.pass_rows(config);
@@ -277,7 +279,7 @@ impl Parts {
         MemoryPlan {
             weights: self.blueprints.iter().map(Blueprint::bytes).sum::<usize>() + vectors * 4,
             kv_cache,
-            scratch: Scratch::bytes(config, rows, products)
+            scratch: Scratch::bytes(config, rows, products, options.cache)
                 + Routing::bytes(config.experts, config.experts_used, rows)
                 + HeadState::bytes(config.canvas, config.hidden, true)
                 - HeadState::partial_bytes(config.canvas, config.hidden)

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::config::{DiffusionConfig, LayerConfig};
 use crate::device::{Buffer, Device, Purpose};
 use crate::model::error::ModelError;
-use crate::ops::{HeadState, Products, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
+use crate::ops::{CacheKind, HeadState, Products, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
 
 /// Shared buffers start at multiples of a page, more than any device asks for.
 const PAGE: usize = 4096;
@@ -27,6 +27,8 @@ pub(super) struct Scratch {
     /// Token ids of the rows, i32.
     pub(super) ids: Buffer,
     pub(super) qkv: Buffer,
+    /// Queries of layers whose attention takes them in another form than their rows.
+    pub(super) queries: Buffer,
     pub(super) packed: Buffer,
     pub(super) sums: Buffer,
     /// Rows in the order of their experts, and what the experts make of them.
@@ -41,12 +43,13 @@ pub(super) struct Scratch {
 
 /// Where in one buffer each of those lies that only a few launches in a row need. Nothing counts on what it holds before.
 ///
-/// From the left: packed rows, then what is made of them or was before (query, key and value rows; the head's partial
-/// sums). Experts begin when no rows are packed any more: their packed slots, later their results, and beside them what is
+/// From the left: packed rows, or queries on their way to attention, then what is made of them or was before (query, key and
+/// value rows, and what is attended to; the head's partial sums). Experts begin when no rows are packed any more: their packed slots, later their results, and beside them what is
 /// between both.
 struct Shared {
     packed: Range<usize>,
     sums: Range<usize>,
+    queries: Range<usize>,
     qkv: Range<usize>,
     soft_partial: Range<usize>,
     slots: Range<usize>,
@@ -57,7 +60,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(config: &DiffusionConfig, rows: usize, products: Products) -> Self {
+    fn new(config: &DiffusionConfig, rows: usize, products: Products, cache: CacheKind) -> Self {
         let strides = Strides::new(config);
         let widest = strides.hidden.max(strides.attended).max(strides.inner);
         let slots = rows * config.experts_used;
@@ -67,7 +70,11 @@ impl Shared {
         };
         let packed = after(&(0..0), products.packed_values(rows, widest));
         let sums = after(&packed, products.sums_values(rows, widest));
-        let qkv = after(&sums, strides.qkv * rows);
+        let of_layer = |layer: &LayerConfig| {
+            products.query_bytes(cache, [config.heads, layer.kv_heads, layer.head_size], rows)
+        };
+        let queries = after(&(0..0), config.layers.iter().map(of_layer).max().unwrap_or(0) / 4);
+        let qkv = after(&(0..sums.end.max(queries.end)), strides.qkv * rows);
         let soft_partial = after(&sums, HeadState::partial_bytes(config.canvas, config.hidden) / 4);
         let slot_out = after(&(0..0), strides.hidden * slots);
         let slots_at = after(&(0..0), products.packed_values(slots, strides.hidden));
@@ -78,6 +85,7 @@ impl Shared {
         Self {
             packed,
             sums,
+            queries,
             qkv,
             soft_partial,
             slots: slots_at,
@@ -109,9 +117,14 @@ impl Scratch {
     }
 
     /// Bytes of all of it.
-    pub(super) fn bytes(config: &DiffusionConfig, rows: usize, products: Products) -> usize {
+    pub(super) fn bytes(
+        config: &DiffusionConfig,
+        rows: usize,
+        products: Products,
+        cache: CacheKind,
+    ) -> usize {
         let own: usize = Self::own(&Strides::new(config), rows).iter().sum();
-        own + Shared::new(config, rows, products).bytes()
+        own + Shared::new(config, rows, products, cache).bytes()
     }
 
     pub(super) fn new(
@@ -119,6 +132,7 @@ impl Scratch {
         config: &DiffusionConfig,
         rows: usize,
         products: Products,
+        cache: CacheKind,
     ) -> Result<Self, ModelError> {
         let mut sizes = Self::own(&Strides::new(config), rows).into_iter();
         let mut zeros = || -> Result<Buffer, ModelError> {
@@ -126,7 +140,7 @@ impl Scratch {
             device.fill(&buffer, 0)?; // kernels read the padding of rows and count on zeros there
             Ok(buffer)
         };
-        let shared = Shared::new(config, rows, products);
+        let shared = Shared::new(config, rows, products, cache);
         let all = device.alloc(Purpose::Scratch, shared.bytes())?;
         let part = |range: Range<usize>| device.part(&all, range);
         Ok(Self {
@@ -137,6 +151,7 @@ impl Scratch {
             scores: zeros()?,
             ids: zeros()?,
             qkv: part(shared.qkv)?,
+            queries: part(shared.queries)?,
             packed: part(shared.packed)?,
             sums: part(shared.sums)?,
             slots: part(shared.slots)?,
@@ -202,12 +217,13 @@ mod tests {
         for (hidden, inner, top) in [(64, 32, 1), (256, 4096, 2), (4096, 64, 8)] {
             (config.hidden, config.expert_feed_forward, config.experts_used) = (hidden, inner, top);
             for products in [Products::Vector, Products::MatrixUnit, Products::Xmx] {
-                let shared = Shared::new(&config, 16, products);
-                let Shared { packed, sums, qkv, soft_partial, slots, .. } = &shared;
+                let shared = Shared::new(&config, 16, products, CacheKind::F16);
+                let Shared { packed, sums, queries, qkv, soft_partial, slots, .. } = &shared;
                 let Shared { slot_sums, slot_out, slot_inner, slot_inner_sums, .. } = &shared;
                 // What a launch reads and writes, and what is read later.
                 for together in [
                     vec![packed, sums, qkv],
+                    vec![queries, qkv],
                     vec![packed, sums, soft_partial],
                     vec![slots, slot_sums, slot_inner, slot_inner_sums],
                     vec![slot_inner, slot_inner_sums, slot_out],

@@ -3,11 +3,12 @@
 use super::{Sequence, compare, download, poisoned, upload};
 use crate::device::{Arg, Buffer, Device};
 use crate::ops::attention::{
-    ATTENTION_START, Attention, Cache, CacheKind, Pairing, ROTATE_START, Rotation, attention_reference,
+    ATTENTION_START, Attention, Pairing, ROTATE_START, Rotation, attention_reference,
 };
-use crate::ops::kernels::{Kernels, OpsError};
+use crate::ops::cache::{Cache, CacheKind};
+use crate::ops::kernels::{Family, Kernels, OpsError};
 use crate::ops::matmul::prepare_reference;
-use crate::ops::{STRIDE_MULTIPLE, round_up};
+use crate::ops::{STRIDE_MULTIPLE, round_up, xmx_queries};
 
 /// What a model does with its heads, for [`self_test`](super::self_test) to do the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -158,13 +159,15 @@ impl Case {
         positions: usize,
     ) -> Result<Found, OpsError> {
         let (heads, stride, size) = (&self.heads, self.stride, self.heads.size);
-        let cache = Cache::new(device, heads.cache, 1, size, positions)?;
+        let family = kernels.products().attention(heads.cache, size);
+        let cache = Cache::of_family(device, family, heads.cache, 1, size, positions)?;
         let nan = match heads.cache {
             CacheKind::F16 => 0x7e00_7e00,
             CacheKind::F32 => f32::NAN.to_bits(),
         };
         device.fill(&cache.keys, nan)?;
-        device.fill(&cache.values, nan)?;
+        // The largest number of f16, where values must be numbers.
+        device.fill(&cache.values, if family == Family::Xmx { 0x7bff_7bff } else { nan })?;
         let some = |values: &[f32]| -> Result<Buffer, OpsError> {
             if values.is_empty() { poisoned(device, 1) } else { upload(device, values) }
         };
@@ -177,6 +180,10 @@ impl Case {
         for (rows, canvas) in widths.iter().map(|&rows| (rows, false)).chain(canvas) {
             let qkv = upload(device, &self.qkv[start * stride..(start + rows) * stride])?;
             let out = poisoned(device, rows * stride)?;
+            let queries = match family {
+                Family::Vector => qkv.clone(),
+                Family::Xmx => poisoned(device, cache.query_bytes(Q_HEADS, rows) / 4)?,
+            };
             let rotation = Rotation {
                 qkv: &qkv,
                 stride,
@@ -190,10 +197,11 @@ impl Case {
                 norms: heads.norms.then_some((&q_norm, &k_norm)),
                 value_norms: heads.value_norms,
                 queries_only: false,
+                queries: Some(&queries),
                 epsilon: EPSILON,
             };
             let looks = Attention {
-                q: &qkv,
+                q: &queries,
                 stride,
                 out: &out,
                 out_stride: stride,
@@ -212,7 +220,13 @@ impl Case {
             let part = |values: Vec<f32>| -> Vec<Vec<f32>> {
                 values.chunks_exact(stride).map(|row| row[..Q_HEADS * size].to_vec()).collect()
             };
-            found.queries.extend(part(download(device, &qkv)?));
+            match family {
+                Family::Vector => found.queries.extend(part(download(device, &qkv)?)),
+                Family::Xmx => {
+                    let rotated = xmx_queries(device, &cache, &queries, Q_HEADS, rows)?;
+                    found.queries.extend(rotated.chunks_exact(Q_HEADS * size).map(<[f32]>::to_vec));
+                }
+            }
             found.attended.extend(part(download(device, &out)?));
             let (keys, values) = cache.read(device, start, start + rows)?;
             found.keys.extend(keys.chunks_exact(size).map(<[f32]>::to_vec));

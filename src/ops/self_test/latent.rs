@@ -2,7 +2,8 @@
 
 use super::{Sequence, compare, download, poisoned, poisoned_packed, random_tiles, upload};
 use crate::device::{Arg, Device, Purpose};
-use crate::ops::attention::{ATTENTION_START, Attention, Cache, CacheKind, Pairing, attention_reference};
+use crate::ops::attention::{ATTENTION_START, Attention, Pairing, attention_reference};
+use crate::ops::cache::{Cache, CacheKind};
 use crate::ops::kernels::{Family, Kernels, OpsError};
 use crate::ops::latent::{HeadMatrices, HeadRows, LATENT_START, LatentRotation};
 use crate::ops::matmul::{Matrix, prepare_reference};

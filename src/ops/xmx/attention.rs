@@ -1,220 +1,235 @@
-//! Attention over a cache of keys and values in f16.
+//! Attention over a cache of keys and values in f16: rows' heads on their way into it, and looks at it.
+
+use half::f16;
 
 use super::cost::XmxWork;
 use super::kernels::Xmx;
 use super::matmul::LANES;
 use super::programs::Which;
-use crate::device::{Arg, Buffer, Device, Launch, Purpose};
+use crate::device::{Arg, Buffer, Device, DeviceError, Launch};
 use crate::ops::check::{check, holds_floats, int};
-use crate::ops::{OpsError, round_up};
+use crate::ops::{Attention, Cache, CacheKind, OpsError, Rotation, round_up};
 
 /// Head sizes that there are programs for.
-pub(super) const HEAD_SIZES: [usize; 4] = [64, 128, 256, 512];
-/// Looks of a work-group; see `cl/xmx/attention.cl`.
-const LOOKS: usize = 64;
+pub(super) const HEAD_SIZES: [usize; 6] = [16, 32, 64, 128, 256, 512];
+/// Terms of f16 that a query and a weight are cut into; `QUERY_TERMS` in `cl/xmx/heads.h`.
+const TERMS: usize = 2;
 
-/// Keys and values of one layer.
-#[derive(Debug, Clone)]
-pub struct XmxCache {
-    /// f16 `[heads][capacity][head size]`.
-    keys: Buffer,
-    /// f16 `[heads][head size][capacity]`.
-    values: Buffer,
-    heads: usize,
-    head_size: usize,
-    capacity: usize,
+/// Whether there are kernels for a cache of that type with heads of that size.
+pub(in crate::ops) fn attends(cache: CacheKind, head_size: usize) -> bool {
+    cache == CacheKind::F16 && HEAD_SIZES.contains(&head_size)
 }
 
-impl XmxCache {
-    /// Room for `positions` positions of `heads` key-value heads. It holds zeros: positions that nothing was stored at are
-    /// multiplied by zero, so they must be numbers.
-    ///
-    /// # Errors
-    /// A head size without kernels, or no memory.
-    pub fn new(device: &Device, heads: usize, head_size: usize, positions: usize) -> Result<Self, OpsError> {
-        const OP: &str = "xmx cache";
-        check(OP, HEAD_SIZES.contains(&head_size), || {
-            format!("heads of {head_size}, there are kernels for {HEAD_SIZES:?}")
-        })?;
-        check(OP, heads > 0 && positions > 0, || format!("{heads} heads of {positions} positions"))?;
-        let capacity = round_up(positions, 32);
-        let buffer = || -> Result<Buffer, OpsError> {
-            let buffer = device.alloc(Purpose::KvCache, heads * capacity * head_size * 2)?;
-            device.fill(&buffer, 0)?;
-            Ok(buffer)
-        };
-        Ok(Self { keys: buffer()?, values: buffer()?, heads, head_size, capacity })
+/// Values of a key in the cache; `KEY` in `cl/xmx/heads.h`.
+pub(in crate::ops) fn key_values(head_size: usize) -> usize {
+    head_size.max(32)
+}
+
+/// Sub-groups of a work-group of `attend`; `TEAM` in `cl/xmx/heads.h`.
+pub(super) fn team(head_size: usize) -> usize {
+    (head_size / 32).max(2)
+}
+
+/// Positions that such a work-group takes at a time; `BLOCK` in `cl/xmx/heads.h`.
+pub(in crate::ops) fn block(head_size: usize) -> usize {
+    16 * team(head_size)
+}
+
+/// Most sixteens of looks that a work-group takes: local memory has no room for the weights of more of them at 256 positions,
+/// nor have registers where scores of heads of 64 are capped.
+pub(super) fn most_tiles(head_size: usize, capped: bool) -> usize {
+    if head_size > 256 || capped && head_size == 64 { 2 } else { 4 }
+}
+
+/// Sixteens of looks that a work-group takes where a key-value head has so many looks.
+fn tiles_for(head_size: usize, capped: bool, looks: usize) -> usize {
+    match looks.div_ceil(LANES) {
+        0 | 1 => 1,
+        2 => 2,
+        _ => most_tiles(head_size, capped),
     }
 }
 
-/// The looks of a pass at a cache.
-#[derive(Debug, Clone, Copy)]
-pub struct XmxAttention {
-    /// Query heads, a multiple of the cache's.
-    pub heads: usize,
-    /// Rows of the pass.
-    pub rows: usize,
-    /// Position of the first.
-    pub position: usize,
-    /// Positions that the cache holds, those of the pass among them.
-    pub count: usize,
-    /// A row sees only positions up to its own.
-    pub causal: bool,
-    /// A row sees only so many positions up to its own, itself among them; 0 for all.
-    pub window: usize,
-    /// Factor of the scores.
-    pub scale: f32,
+/// The kernel for so many sixteens of looks at a time.
+fn kernel_for(tiles: usize) -> &'static str {
+    match tiles {
+        1 => "attend_1",
+        2 => "attend_2",
+        _ => "attend_4",
+    }
+}
+
+/// Looks of a key-value head, whole sixteens of them.
+fn padded_looks(heads: usize, kv_heads: usize, rows: usize) -> usize {
+    round_up(rows * heads / kv_heads.max(1), LANES)
+}
+
+/// Bytes of the queries of `rows` rows as `cl/xmx/heads.h` has them, with their factors.
+pub(in crate::ops) fn query_bytes(heads: usize, kv_heads: usize, head_size: usize, rows: usize) -> usize {
+    padded_looks(heads, kv_heads, rows) * kv_heads * (key_values(head_size) * TERMS * 2 + 4)
 }
 
 impl Xmx {
-    /// Stores keys and values of `rows` rows, f32 `[rows][stride]` each, at positions from `position` on.
-    ///
-    /// # Errors
-    /// Sizes that do not fit, or what the device says.
-    #[allow(clippy::too_many_arguments)] // each is one operand
-    pub fn store_keys(
+    /// [`Kernels::rotate_and_cache`](crate::ops::Kernels::rotate_and_cache), which has looked at all but the queries; `how` are
+    /// the kernel's flags and the gap of a pair.
+    pub(in crate::ops) fn rotate_and_cache(
         &self,
         device: &Device,
-        cache: &XmxCache,
-        keys: &Buffer,
-        values: &Buffer,
+        rotation: &Rotation<'_>,
+        cache: &Cache,
         rows: usize,
-        position: usize,
-        [keys_stride, values_stride]: [usize; 2],
+        [flags, gap]: [i32; 2],
     ) -> Result<Launch, OpsError> {
-        const OP: &str = "store_keys";
-        let width = cache.heads * cache.head_size;
-        check(OP, rows > 0 && position + rows <= cache.capacity, || {
-            format!("{rows} rows from position {position} on, the cache has {}", cache.capacity)
+        const OP: &str = "rotate_and_cache";
+        let (heads, kv_heads) = (rotation.q_heads, cache.heads);
+        check(OP, kv_heads > 0 && heads.is_multiple_of(kv_heads), || {
+            format!("{heads} query heads over {kv_heads} key-value heads")
         })?;
-        check(OP, keys_stride >= width && values_stride >= width, || {
-            format!("{width} values a row with strides of {keys_stride} and {values_stride}")
+        let queries = rotation.queries.ok_or_else(|| OpsError::Shape {
+            op: OP,
+            what: "the queries have no place to go to".to_owned(),
         })?;
-        holds_floats(OP, "the keys", keys, (rows - 1) * keys_stride + width)?;
-        holds_floats(OP, "the values", values, (rows - 1) * values_stride + width)?;
+        holds_floats(OP, "the queries", queries, cache.query_bytes(heads, rows) / 4)?;
+        let (q_norm, k_norm) = rotation.norms.unwrap_or((self.unused(), self.unused()));
+        let groups = heads + if rotation.queries_only { 0 } else { kv_heads };
         Ok(Launch::with_args(
-            &self.kernel(device, Which::Attention(cache.head_size), OP)?,
+            &self.kernel(device, Which::Rotate(cache.head_size), OP)?,
             &[
-                Arg::Buffer(keys),
-                Arg::Buffer(values),
+                Arg::Buffer(rotation.qkv),
+                Arg::Buffer(rotation.angles),
+                Arg::Buffer(q_norm),
+                Arg::Buffer(k_norm),
+                Arg::Buffer(rotation.bias.unwrap_or(self.unused())),
                 Arg::Buffer(&cache.keys),
                 Arg::Buffer(&cache.values),
-                Arg::I32(int(OP, "the position", position)?),
-                Arg::I32(int(OP, "positions", cache.capacity)?),
-                Arg::I32(int(OP, "the keys' stride", keys_stride)?),
-                Arg::I32(int(OP, "the values' stride", values_stride)?),
+                Arg::Buffer(queries),
+                Arg::I32(int(OP, "stride", rotation.stride)?),
+                Arg::I32(int(OP, "query heads", heads)?),
+                Arg::I32(int(OP, "the keys' start", rotation.k_at)?),
+                Arg::I32(int(OP, "the values' start", rotation.v_at)?),
+                Arg::I32(0),
+                Arg::I32(int(OP, "capacity", cache.capacity)?),
+                Arg::I32(int(OP, "heads of a group", heads / kv_heads)?),
+                Arg::I32(int(OP, "rotated pairs", rotation.half_rotated)?),
+                Arg::I32(gap),
+                Arg::I32(flags),
+                Arg::F32(rotation.epsilon),
             ],
-            &[cache.head_size, rows, cache.heads],
-            None,
+            &[groups * LANES, rows],
+            Some(&[LANES, 1]),
         )?)
     }
 
-    /// Bytes of the packed queries that [`attend`](Self::attend) needs.
-    pub fn query_bytes(cache: &XmxCache, heads: usize, rows: usize) -> usize {
-        round_up(rows * heads / cache.heads, LOOKS) * cache.heads * cache.head_size * 2
-    }
-
-    /// Attention of `queries`, f32 `[rows][queries_stride]`, rotated already: two launches, to be enqueued in their order.
-    /// `packed` has [`query_bytes`](Self::query_bytes); `out` is f32 `[rows][stride]`. Queries are rounded to f16 after the
-    /// scale, and so are weights, whose largest is 1. A row's bits are the same whatever other rows there are.
-    ///
-    /// # Errors
-    /// Sizes that do not fit, or what the device says.
-    #[allow(clippy::too_many_arguments)] // each is one operand
-    pub fn attend(
+    /// [`Kernels::attention`](crate::ops::Kernels::attention), which has looked at everything.
+    pub(in crate::ops) fn attend(
         &self,
         device: &Device,
-        cache: &XmxCache,
-        looks: &XmxAttention,
-        queries: &Buffer,
-        queries_stride: usize,
-        packed: &Buffer,
-        out: &Buffer,
-        stride: usize,
-    ) -> Result<[Launch; 2], OpsError> {
-        const OP: &str = "attend";
-        let XmxAttention { heads, rows, position, count, causal, window, scale } = *looks;
-        let width = heads * cache.head_size;
-        check(OP, heads > 0 && heads.is_multiple_of(cache.heads), || {
-            format!("{heads} query heads share {} key-value heads", cache.heads)
-        })?;
-        // Each row sees itself at least.
-        check(OP, rows > 0 && position + rows <= count && count <= cache.capacity, || {
-            format!("{rows} rows from position {position} on, {count} positions of {}", cache.capacity)
-        })?;
-        check(OP, queries_stride >= width && stride >= width, || {
-            format!("{width} values a row with strides of {queries_stride} and {stride}")
-        })?;
-        holds_floats(OP, "the queries", queries, (rows - 1) * queries_stride + width)?;
-        holds_floats(OP, "the output", out, (rows - 1) * stride + width)?;
-        holds_floats(OP, "the packed queries", packed, Self::query_bytes(cache, heads, rows) / 4)?;
-        let group = heads / cache.heads;
-        let padded = round_up(rows * group, LOOKS);
-        let which = Which::Attention(cache.head_size);
-        let (looks, padded_looks) =
-            (Arg::I32(int(OP, "looks", rows * group)?), Arg::I32(int(OP, "looks", padded)?));
-        let group = Arg::I32(int(OP, "heads", group)?);
-        let pack = Launch::with_args(
-            &self.kernel(device, which, "pack_queries")?,
+        attention: &Attention<'_>,
+        cache: &Cache,
+        rows: usize,
+        window: usize,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "attention";
+        let group = attention.q_heads / cache.heads;
+        let (looks, size) = (rows * group, cache.head_size);
+        let capped = attention.softcap > 0.0;
+        let tiles = tiles_for(size, capped, looks);
+        let which = Which::Attention { head_size: size, capped };
+        let items = team(size) * LANES;
+        Ok(Launch::with_args(
+            &self.kernel(device, which, kernel_for(tiles))?,
             &[
-                Arg::Buffer(queries),
-                Arg::Buffer(packed),
-                looks,
-                padded_looks,
-                group,
-                Arg::I32(int(OP, "the queries' stride", queries_stride)?),
-                Arg::F32(scale),
-            ],
-            &[padded, cache.head_size / 2, cache.heads],
-            None,
-        )?;
-        let items = cache.head_size / 32 * LANES;
-        let attend = Launch::with_args(
-            &self.kernel(device, which, OP)?,
-            &[
-                Arg::Buffer(packed),
+                Arg::Buffer(attention.q),
                 Arg::Buffer(&cache.keys),
                 Arg::Buffer(&cache.values),
-                Arg::Buffer(out),
-                looks,
-                padded_looks,
-                group,
-                Arg::I32(int(OP, "positions", count)?),
-                Arg::I32(int(OP, "positions", cache.capacity)?),
-                Arg::I32(int(OP, "the position", position)?),
-                Arg::I32(int(OP, "the window", window)?),
-                Arg::I32(i32::from(causal)),
-                Arg::I32(int(OP, "the output's stride", stride)?),
+                Arg::Buffer(attention.out),
+                Arg::I32(int(OP, "looks", looks)?),
+                Arg::I32(int(OP, "heads of a group", group)?),
+                Arg::I32(int(OP, "the output's stride", attention.out_stride)?),
+                Arg::I32(0),
+                Arg::I32(int(OP, "window", window)?),
+                Arg::I32(int(OP, "capacity", cache.capacity)?),
+                Arg::I32(i32::from(attention.canvas)),
+                Arg::F32(attention.scale),
+                Arg::F32(attention.softcap),
             ],
-            &[padded / LOOKS * items, cache.heads],
+            &[looks.div_ceil(tiles * LANES) * items, cache.heads],
             Some(&[items, 1]),
-        )?;
-        Ok([pack, attend])
+        )?)
     }
 }
 
-/// What a canvas's attention over `count` positions has to do, without a mask: in the loop over values, which has 32 matrix
-/// instructions a turn, and in that over keys, which has 16. What is done between them, once a block of keys, is counted to
-/// the first.
+/// The queries of `rows` rows as numbers, `[row][head][head size]`, out of the form that attention takes them in. For tests: it
+/// waits for the device.
+///
+/// # Errors
+/// [`DeviceError`] when the device refuses.
+pub fn xmx_queries(
+    device: &Device,
+    cache: &Cache,
+    queries: &Buffer,
+    q_heads: usize,
+    rows: usize,
+) -> Result<Vec<f32>, DeviceError> {
+    let mut words = vec![0u32; cache.query_bytes(q_heads, rows) / 4];
+    device.read(queries, 0, bytemuck::cast_slice_mut(&mut words))?;
+    let (size, group) = (cache.head_size, q_heads / cache.heads);
+    let looks = padded_looks(q_heads, cache.heads, rows);
+    let (packed, factors) = words.split_at(looks * cache.heads * key_values(size));
+    let number = |row: usize, head: usize, i: usize| {
+        let look = head / group * looks + row * group + head % group;
+        let (tile, lane) = (look / LANES * key_values(size) * LANES, look % LANES);
+        let half = |term: usize| {
+            let word = packed[tile + (i / 16 * TERMS + term) * 128 + i % 16 / 2 * LANES + lane];
+            f16::from_bits((word >> (i % 2 * 16)) as u16).to_f32()
+        };
+        (half(0) + half(1)) * f32::from_bits(factors[look])
+    };
+    let all = (0..rows).flat_map(|row| (0..q_heads).map(move |head| (row, head)));
+    Ok(all.flat_map(|(row, head)| (0..size).map(move |i| number(row, head, i))).collect())
+}
+
+/// The kernel of the attention of `rows` rows, with heads of that size and scores that may be capped, over `count` positions,
+/// without a mask, and what it has to do: of each loop, its
+/// matrix instructions and its share. What is done between both loops, once a block of positions, is counted to the first.
 pub fn xmx_attention_work(
-    head_size: usize,
+    (head_size, capped): (usize, bool),
     heads: usize,
     kv_heads: usize,
     rows: usize,
     count: usize,
-) -> [XmxWork; 2] {
-    let teams = head_size / 32;
-    let groups = (rows * heads / kv_heads).div_ceil(LOOKS) * kv_heads;
-    let rounds = groups * count.div_ceil(16 * teams) * teams;
-    let (value_turns, key_turns) = (rounds * teams.div_ceil(2), rounds * teams);
-    let values = XmxWork {
-        bytes: (2 * kv_heads * count * head_size * 2 + rows * heads * head_size * (2 + 4)) as u64,
+) -> (&'static str, Vec<(u32, XmxWork)>) {
+    let (looks, team) = (rows * heads / kv_heads, team(head_size));
+    let tiles = tiles_for(head_size, capped, looks);
+    let groups = looks.div_ceil(tiles * LANES) * kv_heads;
+    let rounds = groups * count.div_ceil(block(head_size)) * team;
+    let own = head_size / team;
+    // Turns a round of the loops over 32 values of a key and over 32 positions, and the matrix instructions of a turn.
+    let (key_turns, value_turns) = (key_values(head_size) / 32, team / 2);
+    let (of_keys, of_values) = (8 * tiles, 4 * tiles * own / 8);
+    let all = XmxWork {
+        bytes: (2 * kv_heads * count * head_size * 2 + rows * heads * head_size * (2 * TERMS + 4)) as u64,
         operations: 4 * (rows * heads * count * head_size) as u64,
-        multiply_adds: (value_turns * 32) as u64,
-        turns: value_turns as u64,
-        rounds: rounds as u64,
+        ..XmxWork::default()
     };
-    let keys =
-        XmxWork { multiply_adds: (key_turns * 16) as u64, turns: key_turns as u64, ..XmxWork::default() };
-    [values, keys]
+    let work = |instructions: usize, turns: usize, rounds: usize| XmxWork {
+        multiply_adds: (rounds * instructions) as u64,
+        turns: (rounds * turns) as u64,
+        ..XmxWork::default()
+    };
+    // A loop of one turn is none.
+    let parts = match (key_turns, value_turns) {
+        (1, _) => vec![(of_keys + of_values, XmxWork { ..work(of_keys + of_values, 1, rounds).and(all) })],
+        (_, 1) => {
+            let instructions = of_keys * key_turns + of_values;
+            let both = XmxWork { rounds: rounds as u64, ..work(instructions, key_turns, rounds).and(all) };
+            vec![(of_keys, both)]
+        }
+        _ => {
+            let values = work(of_values * value_turns, value_turns, rounds).and(all);
+            let keys = work(of_keys * key_turns, key_turns, rounds);
+            vec![(of_values, XmxWork { rounds: rounds as u64, ..values }), (of_keys, keys)]
+        }
+    };
+    (kernel_for(tiles), parts.into_iter().map(|(loops, work)| (loops as u32, work)).collect())
 }

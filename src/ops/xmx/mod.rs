@@ -5,7 +5,8 @@
 //! device with sub-groups, where `cl/xmx/device.h` makes the engine's instruction of plain code: that is how the kernels are
 //! tested without such a device. [`programs`](xmx_programs) lists them with what a compiler for one must make of each.
 //!
-//! Models make their products by it where [`Kernels`](crate::ops::Kernels) do: [`Products::Xmx`](crate::ops::Products).
+//! Models make their products and their attention by it where [`Kernels`](crate::ops::Kernels) do:
+//! [`Products::Xmx`](crate::ops::Products).
 
 mod arrange;
 mod attention;
@@ -19,7 +20,8 @@ mod programs;
 mod rows;
 
 pub use arrange::{xmx_arrange, xmx_takes};
-pub use attention::{XmxAttention, XmxCache, xmx_attention_work};
+pub(super) use attention::{attends, block, key_values, query_bytes};
+pub use attention::{xmx_attention_work, xmx_queries};
 pub use cost::{XmxCard, XmxLoop, XmxTime, XmxWork};
 pub use experts::{xmx_expert_work, xmx_experts_work};
 pub use head::{XmxHeadState, xmx_head_work};

@@ -3,7 +3,8 @@
 use half::f16;
 
 use super::arrange::code_bits;
-use super::attention::HEAD_SIZES;
+use super::attention::{HEAD_SIZES, most_tiles, team, xmx_attention_work};
+use super::matmul::LANES;
 use super::rows::XmxTerms;
 use crate::ops::Format;
 
@@ -15,6 +16,8 @@ const PREPARE: &str = include_str!("../../../cl/xmx/prepare.cl");
 const MATMUL: &str = include_str!("../../../cl/xmx/matmul.cl");
 const EXPERTS: &str = include_str!("../../../cl/xmx/experts.cl");
 const HEAD: &str = include_str!("../../../cl/xmx/head.cl");
+const HEADS: &str = include_str!("../../../cl/xmx/heads.h");
+const ROTATE: &str = include_str!("../../../cl/xmx/rotate.cl");
 const ATTENTION: &str = include_str!("../../../cl/xmx/attention.cl");
 
 /// Options of every program, on every device.
@@ -58,7 +61,12 @@ pub(super) enum Which {
     Experts(Format, XmxTerms),
     Head(Format, XmxTerms),
     /// By the size of a head.
-    Attention(usize),
+    Rotate(usize),
+    Attention {
+        head_size: usize,
+        /// Whether scores are.
+        capped: bool,
+    },
 }
 
 /// The formats that kernels exist for, as they are on the device.
@@ -89,7 +97,10 @@ pub fn xmx_programs() -> Vec<XmxProgram> {
         all.extend(FORMATS.map(|format| Which::Experts(format, terms)));
         all.extend(FORMATS.map(|format| Which::Head(format, terms)));
     }
-    all.extend(HEAD_SIZES.map(Which::Attention));
+    all.extend(HEAD_SIZES.map(Which::Rotate));
+    for capped in [false, true] {
+        all.extend(HEAD_SIZES.map(|head_size| Which::Attention { head_size, capped }));
+    }
     all.into_iter().map(Which::program).collect()
 }
 
@@ -100,7 +111,10 @@ impl Which {
             Self::Matmul(format, terms) => product_label("matmul", format, terms),
             Self::Experts(format, terms) => product_label("experts", format, terms),
             Self::Head(format, terms) => product_label("head", format, terms),
-            Self::Attention(head_size) => format!("xmx/attention.cl ({head_size})"),
+            Self::Rotate(head_size) => format!("xmx/rotate.cl ({head_size})"),
+            Self::Attention { head_size, capped } => {
+                format!("xmx/attention.cl ({head_size}{})", if capped { ", capped" } else { "" })
+            }
         }
     }
 
@@ -119,7 +133,12 @@ impl Which {
                     layout(format, terms, self.span_groups())
                 )
             }
-            Self::Attention(head_size) => format!("#define HEAD_SIZE {head_size}\n{DEVICE}{ATTENTION}"),
+            Self::Rotate(head_size) => format!("#define HEAD {head_size}\n{DEVICE}{HEADS}{ROTATE}"),
+            Self::Attention { head_size, capped } => {
+                let capped = if capped { "#define CAPPED\n" } else { "" };
+                let tiles = format!("#define MOST_TILES {}\n", most_tiles(head_size, !capped.is_empty()));
+                format!("#define HEAD {head_size}\n{capped}{tiles}{DEVICE}{HEADS}{ATTENTION}")
+            }
             Self::Head(format, terms) => format!(
                 "#define SPANS_IN_A_CHAIN\n#define HEAD_SLICES {}\n{}{DEVICE}{WEIGHTS}{PRODUCTS}{HEAD}",
                 super::head::SLICES,
@@ -142,7 +161,7 @@ impl Which {
             Self::Matmul(format, terms) | Self::Experts(format, terms) | Self::Head(format, terms) => {
                 Some((format, terms))
             }
-            Self::Prepare | Self::Attention(_) => None,
+            Self::Prepare | Self::Rotate(_) | Self::Attention { .. } => None,
         }
     }
 
@@ -157,7 +176,7 @@ impl Which {
 
     /// Whether its kernels need the most registers that a thread can have.
     pub(super) fn many_registers(self) -> bool {
-        self != Self::Prepare
+        !matches!(self, Self::Prepare | Self::Rotate(_))
     }
 
     fn program(self) -> XmxProgram {
@@ -187,16 +206,22 @@ impl Which {
         };
         match self {
             Self::Prepare => vec![plain("prepare", 128, 64)],
-            // Queries and new keys are a pass's: few, beside a cache.
-            Self::Attention(head_size) => vec![
-                XmxExpected { scattered_loads: 1, ..plain("pack_queries", 256, 0) },
-                XmxExpected { scattered_loads: 2, ..plain("store_keys", 256, 0) },
-                XmxExpected {
-                    // Of heads of 64, the loop over values has one turn and is none.
-                    multiply_adds: if head_size == 64 { 16 } else { 32 },
-                    ..plain("attend", 256, head_size as u32 / 32 * 2304)
-                },
-            ],
+            // A row's heads are few numbers, beside a cache.
+            Self::Rotate(_) => {
+                vec![XmxExpected { scattered_loads: 64, ..plain("rotate_and_cache", 128, 0) }]
+            }
+            Self::Attention { head_size, capped } => [1, 2, 4]
+                .into_iter()
+                .filter(|&tiles| tiles <= most_tiles(head_size, capped))
+                .map(|tiles| {
+                    let (name, loops) = xmx_attention_work((head_size, capped), tiles * LANES, 1, 1, 1);
+                    XmxExpected {
+                        multiply_adds: loops.iter().map(|(loops, _)| *loops).max().unwrap_or(0),
+                        // The largest scores and the weights of all sub-groups.
+                        ..plain(name, 256, (team(head_size) * tiles * (LANES * 4 + 1024)) as u32)
+                    }
+                })
+                .collect(),
             // Parts are structures, which a row's lane reads by itself: once a pass, and little.
             Self::Head(..) => vec![
                 product("stream_head", 32 * 16 * 33 * 4, 4),

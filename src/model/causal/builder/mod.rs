@@ -11,7 +11,7 @@ use crate::model::config::{CausalConfig, LayerConfig};
 use crate::model::error::ModelError;
 use crate::model::pass::Pass;
 use crate::ops::{
-    ATTENTION_START, Attention, CacheKind, Finish, Heads, Matrix, Output, Parts, ROTATE_START, Rotation,
+    ATTENTION_START, Attention, CacheKind, Family, Finish, Heads, Matrix, Output, Parts, ROTATE_START, Rotation,
     RowInput,
 };
 
@@ -203,6 +203,7 @@ impl<'a> Builder<'a> {
             norms: weights.head_norms.as_ref().map(|(q, k)| (q, k)),
             value_norms: model.config.family.value_norms,
             queries_only: layer.config.kv_from.is_some(),
+            queries: model.scratch.queries.as_ref(),
             epsilon: model.config.epsilon,
         };
         let launch = model.kernels.rotate_and_cache(&model.device, &rotation, &layer.cache, self.rows)?;
@@ -214,8 +215,12 @@ impl<'a> Builder<'a> {
         let model = self.model;
         let width = layer.config.attended_width();
         let (attended, stride) = model.scratch.attended.rows(width)?;
+        let q = match (layer.cache.family, &model.scratch.queries) {
+            (Family::Xmx, Some(queries)) => queries,
+            _ => &model.scratch.qkv,
+        };
         let attention = Attention {
-            q: &model.scratch.qkv,
+            q,
             stride: model.strides.qkv,
             out: attended,
             out_stride: stride,
