@@ -143,3 +143,26 @@ fn a_block_pass_is_so_many_launches_and_reads_at_its_end() {
         }
     }
 }
+
+#[test]
+fn attention_is_as_many_launches_by_either_family_of_kernels() {
+    if !support::ways().contains(&Products::Xmx) {
+        return;
+    }
+    for name in ["llama", "gemma2", "gemma4e"] {
+        let by = |cache: CacheKind| {
+            let path = fixture(&format!("causal-families/{name}.gguf"));
+            let model = support::open_by(Products::Xmx, &path, 64, 16, cache);
+            model.pass_kernels(3, Logits::All).unwrap()
+        };
+        let (by_vectors, by_xmx) = (by(CacheKind::F32), by(CacheKind::F16));
+        for (layer, (vectors, xmx)) in by_vectors.iter().zip(&by_xmx).enumerate() {
+            let renamed = |kernel: &String| match kernel.as_str() {
+                "attend_1" | "attend_2" | "attend_4" => "attention".to_owned(),
+                other => other.to_owned(),
+            };
+            let xmx: Vec<String> = xmx.iter().map(renamed).collect();
+            assert_eq!(&xmx, vectors, "{name}, layer {layer}");
+        }
+    }
+}

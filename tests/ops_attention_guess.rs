@@ -9,7 +9,7 @@ use ops_support::*;
 
 use axe::device::{Arg, Device};
 use axe::ops::{
-    ATTENTION_START, Attention, Cache, CacheKind, Kernels, LATENT_START, LatentRotation, Pairing,
+    ATTENTION_START, Attention, Cache, CacheKind, Family, Kernels, LATENT_START, LatentRotation, Pairing,
     ROTATE_START, Rotation,
 };
 
@@ -43,11 +43,12 @@ impl Heads {
         self.k_at() + self.kv_heads * (self.key() + VALUE)
     }
 
-    fn cache(&self, device: &Device, positions: usize) -> Cache {
+    fn cache(&self, (device, kernels): &(Device, Kernels), positions: usize) -> Cache {
         if self.latent {
             Cache::latent(device, self.kind, self.key(), VALUE, positions).unwrap()
         } else {
-            Cache::new(device, self.kind, self.kv_heads, VALUE, positions).unwrap()
+            let family = kernels.products().attention(self.kind, VALUE);
+            Cache::of_family(device, family, self.kind, self.kv_heads, VALUE, positions).unwrap()
         }
     }
 
@@ -57,6 +58,10 @@ impl Heads {
         let (stride, q_heads) = (self.stride(), self.kv_heads * self.group);
         let count = rows.len() / stride;
         let rows = upload(device, rows);
+        let queries = match cache.family {
+            Family::Vector => rows.clone(),
+            Family::Xmx => poisoned(device, cache.query_bytes(q_heads, count) / 4),
+        };
         let still = upload(device, &[1.0, 0.0].repeat((start + count) * TURNS / 2));
         let (turning, norm) =
             (upload(device, &vec![0.25; count * q_heads * TURNS]), upload(device, &[1.5; VALUE]));
@@ -90,7 +95,7 @@ impl Heads {
                 norms: None,
                 value_norms: false,
                 queries_only: false,
-                queries: None,
+                queries: Some(&queries),
                 epsilon: EPSILON,
             };
             (kernels.rotate_and_cache(device, &rotation, cache, count).unwrap(), ROTATE_START)
@@ -99,7 +104,7 @@ impl Heads {
         device.enqueue(&rotate).unwrap();
         let out = poisoned(device, count * q_heads * VALUE);
         let looks = Attention {
-            q: &rows,
+            q: &queries,
             stride,
             out: &out,
             out_stride: q_heads * VALUE,
@@ -122,7 +127,7 @@ impl Heads {
         let mut random = Random(start as u64 + 1);
         let rows: Vec<f32> = (0..(start + 2 * widest) * stride).map(|_| random.unit() * 2.0).collect();
         let of = |from: usize, to: usize| &rows[from * stride..to * stride];
-        let whole = self.cache(&on.0, start + 2 * widest);
+        let whole = self.cache(on, start + 2 * widest);
         let expected: Vec<Vec<f32>> = (0..start + 2 * widest)
             .map(|position| self.pass(on, &whole, of(position, position + 1), position))
             .collect();
@@ -135,7 +140,7 @@ impl Heads {
                 if right > width {
                     continue;
                 }
-                let cache = self.cache(&on.0, positions);
+                let cache = self.cache(on, positions);
                 for from in (0..start).step_by(widest) {
                     self.pass(on, &cache, of(from, start.min(from + widest)), from);
                 }
@@ -171,6 +176,20 @@ fn what_is_no_number_behind_a_guess_does_not_reach_rows_before_it() {
                 for &start in starts {
                     Heads { kind, latent: false, kv_heads, group, window }.check(&on, start);
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn nor_by_the_kernels_of_the_xmx_family() {
+    let device = open().0;
+    let Some(kernels) = Kernels::with_xmx(&device).unwrap() else { return };
+    let on = (device, kernels);
+    for (kv_heads, group) in [(1, 1), (2, 8)] {
+        for window in [None, Some(3), Some(40)] {
+            for start in [0, 60] {
+                Heads { kind: CacheKind::F16, latent: false, kv_heads, group, window }.check(&on, start);
             }
         }
     }

@@ -136,7 +136,13 @@ impl Kernels {
             | if rotation.value_norms { VALUE_NORMS } else { 0 }
             | rotation.bias.map_or(0, |_| BIAS);
         if cache.family == Family::Xmx {
-            return self.xmx(OP)?.rotate_and_cache(device, rotation, cache, rows, [norms, int(OP, "gap", gap)?]);
+            return self.xmx(OP)?.rotate_and_cache(
+                device,
+                rotation,
+                cache,
+                rows,
+                [norms, int(OP, "gap", gap)?],
+            );
         }
         Ok(Launch::with_args(
             &self.attention_kernel(device, cache, OP)?,

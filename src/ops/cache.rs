@@ -118,7 +118,17 @@ impl Cache {
         let buffer = |size: usize| device.alloc(Purpose::KvCache, capacity * heads * size * kind.bytes());
         let (keys, values) = (buffer(key)?, buffer(head_size)?);
         device.fill(&values, 0)?;
-        Ok(Self { family, kind, keys, values, capacity, heads, head_size, value_size: head_size, latent: false })
+        Ok(Self {
+            family,
+            kind,
+            keys,
+            values,
+            capacity,
+            heads,
+            head_size,
+            value_size: head_size,
+            latent: false,
+        })
     }
 
     /// The same of the `vector` family for value heads of another size than keys.
@@ -241,13 +251,7 @@ impl Cache {
     }
 
     /// Bytes of a cache of that size, value heads being as large as keys.
-    pub fn bytes(
-        family: Family,
-        kind: CacheKind,
-        heads: usize,
-        head_size: usize,
-        positions: usize,
-    ) -> usize {
+    pub fn bytes(family: Family, kind: CacheKind, heads: usize, head_size: usize, positions: usize) -> usize {
         let key = match family {
             Family::Vector => head_size,
             Family::Xmx => xmx::key_values(head_size),

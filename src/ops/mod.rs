@@ -45,10 +45,9 @@ pub use self_test::{
 };
 pub use stream::{Join, Parts, cap_reference, gate_reference, join_reference, mix_reference};
 pub use xmx::{
-    Xmx, XmxCard, XmxExpected, XmxHeadState, XmxLoop, XmxProgram, XmxRows, XmxTerms,
-    XmxTime, XmxWork, xmx_arrange, xmx_attention_work, xmx_expert_work, xmx_experts_work, xmx_head_work,
-    xmx_loop, xmx_loops, xmx_loops_line, xmx_matmul_work, xmx_programs, xmx_recorded_loops, xmx_slices,
-    xmx_queries, xmx_takes,
+    Xmx, XmxCard, XmxExpected, XmxHeadState, XmxLoop, XmxProgram, XmxRows, XmxTerms, XmxTime, XmxWork,
+    xmx_arrange, xmx_attention_work, xmx_expert_work, xmx_experts_work, xmx_head_work, xmx_loop, xmx_loops,
+    xmx_loops_line, xmx_matmul_work, xmx_programs, xmx_queries, xmx_recorded_loops, xmx_slices, xmx_takes,
 };
 
 /// Values by which activation rows are padded: the widest block of a weight format.

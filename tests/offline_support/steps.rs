@@ -115,8 +115,7 @@ pub fn attention(context: usize) -> [Step; 2] {
     [("sliding", 256, 8, context.min(1023), SLIDING), ("full", 512, 2, context, FULL)].map(
         |(what, head_size, kv_heads, context, times)| {
             let count = context + CANVAS;
-            let (kernel, parts) =
-                xmx_attention_work((head_size, false), 16, kv_heads, CANVAS, count);
+            let (kernel, parts) = xmx_attention_work((head_size, false), 16, kv_heads, CANVAS, count);
             Step {
                 what: format!("attention, {what}, {CANVAS} rows, {count} positions"),
                 label: format!("xmx/attention.cl ({head_size})"),

@@ -352,8 +352,7 @@ impl Strides {
         };
         let qkv = config.layers.iter().map(|layer| QkvPlaces::new(layer).end).max().unwrap_or(0);
         let plain = config.layers.iter().filter(|layer| layer.latent.is_none());
-        let mut heads: Vec<_> =
-            plain.map(|layer| [layer.heads, layer.kv_heads, layer.key_size]).collect();
+        let mut heads: Vec<_> = plain.map(|layer| [layer.heads, layer.kv_heads, layer.key_size]).collect();
         heads.sort_unstable();
         heads.dedup();
         Self {

@@ -11,8 +11,8 @@ use crate::model::config::{CausalConfig, LayerConfig};
 use crate::model::error::ModelError;
 use crate::model::pass::Pass;
 use crate::ops::{
-    ATTENTION_START, Attention, CacheKind, Family, Finish, Heads, Matrix, Output, Parts, ROTATE_START, Rotation,
-    RowInput,
+    ATTENTION_START, Attention, CacheKind, Family, Finish, Heads, Matrix, Output, Parts, ROTATE_START,
+    Rotation, RowInput,
 };
 
 /// A pass of `rows` rows through `model`.
