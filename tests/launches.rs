@@ -36,11 +36,10 @@ fn step(first: bool) -> DenoiseStep {
 }
 
 /// A layer of a DiffusionGemma, launch by launch. The combine of one packs what the next begins with.
-const LAYER: [&str; 13] = [
+const LAYER: [&str; 12] = [
     "matmul",
     "rotate_and_cache",
     "attention",
-    "pack_rows",
     "matmul",
     "pack_rows",
     "matmul_gated",

@@ -382,9 +382,10 @@ impl Kernels {
         };
         self.kernel(device, (part, key << 16 | value), name, || {
             let transpose = if cache.values_in_keys() { TRANSPOSE } else { "" };
+            let [pack, _] = self.pair();
             (
                 format!("attention.cl (head size {key}:{value}, cache {})", cache.kind),
-                format!("#define HEAD {key}\n#define VALUE {value}\n{define}{transpose}{ATTENTION}"),
+                format!("#define HEAD {key}\n#define VALUE {value}\n{define}{transpose}{pack}{ATTENTION}"),
             )
         })
     }

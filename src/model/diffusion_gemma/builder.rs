@@ -281,9 +281,16 @@ impl<'a> Builder<'a> {
             scale: 1.0,
             softcap: 0.0,
         };
-        let launch = model.kernels.attention(&model.device, &attention, &layer.cache, self.rows)?;
+        let (device, kernels, cache, rows) = (&model.device, &model.kernels, &layer.cache, self.rows);
+        let attended = self.plain(&layer.attended, width, layer.attended_stride);
+        let launch = if kernels.attention_packs(cache, &layer.output) {
+            self.take_packed(attended);
+            kernels.attention_and_pack(device, &attention, cache, rows, self.packed())?
+        } else {
+            self.take(attended);
+            kernels.attention(device, &attention, cache, rows)?
+        };
         self.pass.push_positioned(launch, ATTENTION_START);
-        self.take(self.plain(&layer.attended, width, layer.attended_stride));
         let output = Output { rows: &model.scratch.branch, at: 0, stride: model.strides.hidden };
         self.product(&layer.output, Finish::Store, &output)
     }
