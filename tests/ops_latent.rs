@@ -330,6 +330,7 @@ impl LatentRows {
             norms: None,
             value_norms: false,
             queries_only: false,
+            queries: None,
             epsilon: EPSILON,
         };
         let mut launch = kernels.rotate_and_cache(device, &rotation, &cache, case.rows).unwrap();

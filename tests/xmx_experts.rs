@@ -131,8 +131,7 @@ impl Mixture {
         let (xmx, activation) = (&bench.xmx, case.activation());
         bench.run([
             kernels.route(device, &scores, case.experts, &scales, &chosen, &routing, rows).unwrap(),
-            kernels.sort_rows(device, &chosen, &routing, rows).unwrap(),
-            xmx.prepare_for_experts(device, &input, &routing, rows, &ready).unwrap(),
+            xmx.prepare_for_experts(device, &input, &chosen, &routing, rows, &ready).unwrap(),
             xmx.expert_gate_up(device, &self.gate_up, 64, activation, &routing, rows, &ready, &inner)
                 .unwrap(),
         ]);

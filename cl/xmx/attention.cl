@@ -95,7 +95,8 @@ SPECIALISED void attend(const int N, global const uint* q, global const ushort* 
                     }
         }
         UNROLL for (int n = 0; n < N; n++) {
-            const float factor = factors[tile[n] * LANES + lane] * scale;
+            const float factor =
+                as_float(intel_sub_group_block_read((global const uint*)factors + tile[n] * LANES)) * scale;
             const int until = canvas ? last_row : at[n], since = (canvas ? start : at[n]) - window + 1;
             float best = -INFINITY;
             UNROLL for (int m = 0; m < 2; m++) {

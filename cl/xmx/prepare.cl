@@ -34,18 +34,73 @@ inline float lanes_at(global const float* from) { return as_float(intel_sub_grou
 
 inline float power_of_two(int exponent) { return as_float((exponent + 127) << 23); }
 
-// One row: x, branch and new_row are its first values. The row goes to `copies` places, which `places` names, or, where that
-// is 0, to its own. h: f16 [places][h_stride], `plane` values from
+#define MOST_TOP 64    // experts of a row
+#define SLOT_BLOCK 128 // the most slots of a block
+
+inline int blocks_of(int count) { return (count + SLOT_BLOCK - 1) / SLOT_BLOCK; }
+
+// Where the row of this work-group goes, whose experts are chosen[mine] and on of `slots` choices: cl/moe.cl says what slots and
+// blocks are. All work-items count slots side by side; sums of whole numbers are the same in any order. The first row's
+// work-group writes the table of blocks, whose sizes are whole multiples of 32 where an expert has several. counts: local
+// i32 [experts].
+inline void sort_slots(global const int* chosen, global int* places, global int4* blocks, int slots, int mine, int top,
+                       int experts, int most_blocks, local int* counts, local int* place) {
+    const int item = get_local_id(0), items = LANES * TEAM;
+    for (int e = item; e < experts; e += items) counts[e] = 0;
+    for (int k = item; k < top; k += items) place[k] = 0;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = item; i < slots; i += items) {
+        const int e = clamp(chosen[i], 0, experts - 1);
+        atomic_inc(counts + e);
+        for (int k = 0; k < top; k++)
+            if (i < mine + k && e == clamp(chosen[mine + k], 0, experts - 1)) atomic_inc(place + k);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int k = get_sub_group_id(); k < top; k += TEAM) {
+        const int expert = clamp(chosen[mine + k], 0, experts - 1);
+        int before = 0;
+        for (int e = get_sub_group_local_id(); e < expert; e += LANES) before += counts[e];
+        before = sub_group_reduce_add(before);
+        if (get_sub_group_local_id() == 0) {
+            place[k] += before;
+            places[mine + k] = place[k];
+        }
+    }
+    if (mine == 0) {
+        for (int e = item; e < experts; e += items) {
+            const int count = counts[e], parts = blocks_of(count);
+            int slot = 0, block = 0;
+            for (int i = 0; i < e; i++) {
+                slot += counts[i];
+                block += blocks_of(counts[i]);
+            }
+            const int each = min(SLOT_BLOCK, ((count + max(parts, 1) - 1) / max(parts, 1) + 31) / 32 * 32);
+            for (int done = 0; done < count; done += each, block++)
+                blocks[block] = (int4)(e, slot + done, min(each, count - done), 0);
+        }
+        int used = 0;
+        for (int e = 0; e < experts; e++) used += blocks_of(counts[e]);
+        for (int block = used + item; block < most_blocks; block += items) blocks[block] = (int4)(0);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+}
+
+// One row: x, branch and new_row are its first values. The row goes to its places at the `top` experts that are chosen for it,
+// or, where that is 0, to its own. h: f16 [places][h_stride], `plane` values from
 // term to term, sums: f32 [h_stride / 32][sums_stride], factors: f32 [places].
 // line: local f32 [h_stride]. Global size: rows x 256.
 SUB_GROUP __attribute__((reqd_work_group_size(LANES * TEAM, 1, 1))) kernel void
 prepare(global const float* x, global const float* branch, global const float* branch_weight,
-        global const float* norm_weight, global float* new_rows, global const int* places, global ushort* h,
-        global float* sums, global float* factors, int flags, int n, int x_at, int x_stride, int h_stride,
-        int sums_stride, int copies, int terms, ulong plane, float epsilon, local float* line) {
+        global const float* norm_weight, global float* new_rows, global const int* chosen, global int* places,
+        global int4* blocks, global ushort* h, global float* sums, global float* factors, int flags, int n, int x_at,
+        int x_stride, int h_stride, int sums_stride, int top, int experts, int most_blocks, int terms, ulong plane,
+        float epsilon, local float* line, local int* counts) {
     local float parts[TEAM];
+    local int place[MOST_TOP];
     const int row = get_group_id(0), team = get_sub_group_id(), lane = get_sub_group_local_id();
     const int tiles = h_stride / LANES;
+    if (top > 0)
+        sort_slots(chosen, places, blocks, get_num_groups(0) * top, row * top, top, experts, most_blocks, counts, place);
     const size_t from = (size_t)row * x_stride + x_at;
     float squares = 0.0f;
     float scale = 0.0f;
@@ -87,14 +142,14 @@ prepare(global const float* x, global const float* branch, global const float* b
         float2 kept = convert_float2(first);
         if (terms > 1) kept += convert_float2(second);
         const float sum = sub_group_reduce_add(kept.x + kept.y);
-        for (int c = 0; c < max(copies, 1); c++) {
-            const int place = copies > 0 ? places[row * copies + c] : row;
-            global ushort* to = h + (size_t)place * h_stride + g * GROUP;
+        for (int k = 0; k < max(top, 1); k++) {
+            const int at = top > 0 ? place[k] : row;
+            global ushort* to = h + (size_t)at * h_stride + g * GROUP;
             intel_sub_group_block_write_us2(to, as_ushort2(first));
             if (terms > 1) intel_sub_group_block_write_us2(to + plane, as_ushort2(second));
             if (lane == 0) {
-                sums[(size_t)g * sums_stride + place] = sum;
-                if (g == 0) factors[place] = power_of_two(exponent - 14);
+                sums[(size_t)g * sums_stride + at] = sum;
+                if (g == 0) factors[at] = power_of_two(exponent - 14);
             }
         }
     }

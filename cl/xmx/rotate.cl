@@ -6,8 +6,10 @@
 #define VALUE_NORMS 2 // values are normed without one
 #define BIAS 4        // bias is added to all heads first
 
-#define PAIRS (HEAD / 2)     // pairs of neighbouring values of a head
+#define PAIRS (HEAD / 2)       // pairs of neighbouring values of a head
 #define EACH (KEY / 2 / LANES) // of them, or of the padding behind, those of a lane
+
+inline float lanes_at(global const float* from) { return as_float(intel_sub_group_block_read((global const uint*)from)); }
 
 // A head as it comes, and what is done to it before it turns.
 typedef struct {
@@ -18,41 +20,50 @@ typedef struct {
     int flags;
 } Head;
 
-inline float plain_value(Head head, int i) {
-    return head.flags & BIAS ? head.values[i] + head.bias[i] : head.values[i];
-}
-
-inline float normed_value(Head head, int i) {
-    const float value = plain_value(head, i);
-    return head.flags & HEAD_NORMS ? value * head.scale * head.weight[i] : value;
+// Values from `at` on, one a lane.
+inline float plain_values(Head head, int at) {
+    const float value = lanes_at(head.values + at);
+    return head.flags & BIAS ? value + lanes_at(head.bias + at) : value;
 }
 
 inline float inverse_size(Head head, float epsilon) {
     float squares = 0.0f;
-    for (int i = get_sub_group_local_id(); i < HEAD; i += LANES) {
-        const float value = plain_value(head, i);
+    for (int at = 0; at < HEAD; at += LANES) {
+        const float value = plain_values(head, at);
         squares = fma(value, value, squares);
     }
     return 1.0f / sqrt(sub_group_reduce_add(squares) / (float)HEAD + epsilon);
 }
 
-// Value i of a head after its turn. angles: [half_rotated][cos, sin] of the row; pairs are (i, i + gap), or neighbours where gap
-// is 1.
-inline float turned_value(Head head, int i, global const float* angles, int half_rotated, int gap) {
+// Puts a head into `line` for its turn, normed if flags say so.
+inline void ready_to_turn(Head head, float epsilon, local float* line) {
+    const int lane = get_sub_group_local_id();
+    if (head.flags & HEAD_NORMS) head.scale = inverse_size(head, epsilon);
+    for (int at = 0; at < HEAD; at += LANES) {
+        float value = plain_values(head, at);
+        if (head.flags & HEAD_NORMS) value = value * head.scale * lanes_at(head.weight + at);
+        line[at + lane] = value;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+}
+
+// Value i of the head in `line` after its turn. angles: [half_rotated][cos, sin] of the row; pairs are (i, i + gap), or
+// neighbours where gap is 1.
+inline float turned_value(local const float* line, int i, global const float* angles, int half_rotated, int gap) {
     const int second = gap == 1 ? i % 2 : i >= gap;
     const int pair = gap == 1 ? i / 2 : i - second * gap;
-    const float value = normed_value(head, i);
+    const float value = line[i];
     if (pair >= half_rotated) return value;
-    const float other = normed_value(head, second ? i - gap : i + gap);
-    const float c = angles[2 * pair], s = angles[2 * pair + 1];
-    return second ? fma(other, s, value * c) : fma(value, c, -(other * s));
+    const float other = line[second ? i - gap : i + gap];
+    const float2 turn = vload2(pair, angles);
+    return second ? fma(other, turn.y, value * turn.x) : fma(value, turn.x, -(other * turn.y));
 }
 
 // As cl/attention.cl has it: what f16 cannot hold becomes its largest, and what is no number in f32 NaN.
 #define LARGEST_HALF 65504.0f
 inline float storable(float v) { return isfinite(v) ? clamp(v, -LARGEST_HALF, LARGEST_HALF) : NAN; }
 
-inline void store_query(Head head, int lane, int kv, int look, int looks, int kv_heads, global const float* angles,
+inline void store_query(local const float* line, int lane, int kv, int look, int looks, int kv_heads, global const float* angles,
                         int half_rotated, int gap, global uint* queries) {
     const size_t tile = kv * query_tiles(looks) + look / LANES;
     float2 turned[EACH];
@@ -61,8 +72,8 @@ inline void store_query(Head head, int lane, int kv, int look, int looks, int kv
         const int pair = t * LANES + lane;
         turned[t] = 0.0f;
         if (pair < PAIRS) {
-            turned[t].x = turned_value(head, 2 * pair, angles, half_rotated, gap);
-            turned[t].y = turned_value(head, 2 * pair + 1, angles, half_rotated, gap);
+            turned[t].x = turned_value(line, 2 * pair, angles, half_rotated, gap);
+            turned[t].y = turned_value(line, 2 * pair + 1, angles, half_rotated, gap);
         }
         largest = fmax(largest, fmax(fabs(turned[t].x), fabs(turned[t].y)));
     }
@@ -82,13 +93,13 @@ inline void store_query(Head head, int lane, int kv, int look, int looks, int kv
         queries[query_factors(looks, kv_heads) + tile * LANES + look % LANES] = (uint)(exponent - 14 + 127) << 23;
 }
 
-inline void store_key_and_value(Head key, Head value, int lane, size_t kv, int slot, int capacity, global const float* angles,
+inline void store_key_and_value(local const float* line, Head value, int lane, size_t kv, int slot, int capacity, global const float* angles,
                                 int half_rotated, int gap, global uint* keys, global half* values) {
     int broken = 0;
-    for (int i = lane; i < HEAD; i += LANES) {
-        const float v = storable(plain_value(value, i) * value.scale);
+    for (int at = 0; at < HEAD; at += LANES) {
+        const float v = storable(plain_values(value, at) * value.scale);
         broken |= isnan(v);
-        vstore_half(isnan(v) ? 0.0f : v, (kv * HEAD + i) * capacity + slot, values);
+        vstore_half(isnan(v) ? 0.0f : v, (kv * HEAD + at + lane) * capacity + slot, values);
     }
     broken = sub_group_reduce_max(broken);
     for (int pair = lane; pair < KEY / 2; pair += LANES) {
@@ -96,8 +107,8 @@ inline void store_key_and_value(Head key, Head value, int lane, size_t kv, int s
         if (broken) {
             turned = NAN;
         } else if (pair < PAIRS) {
-            turned.x = storable(turned_value(key, 2 * pair, angles, half_rotated, gap));
-            turned.y = storable(turned_value(key, 2 * pair + 1, angles, half_rotated, gap));
+            turned.x = storable(turned_value(line, 2 * pair, angles, half_rotated, gap));
+            turned.y = storable(turned_value(line, 2 * pair + 1, angles, half_rotated, gap));
         }
         keys[(kv * capacity + slot) * (KEY / 2) + pair] = as_uint(convert_half2(turned));
     }
@@ -114,17 +125,19 @@ rotate_and_cache(global const float* qkv, global const float* angles, global con
     const int head = get_group_id(0), row = get_group_id(1), lane = get_sub_group_local_id();
     const int position = start + row, looks = (int)get_num_groups(1) * group;
     global const float* x = qkv + (size_t)row * stride;
+    local float line[HEAD];
     angles += (size_t)position * 2 * half_rotated;
     if (head < q_heads) {
-        Head query = {x + head * HEAD, bias + head * HEAD, q_norm, 1.0f, norms};
-        if (norms & HEAD_NORMS) query.scale = inverse_size(query, epsilon);
-        store_query(query, lane, head / group, row * group + head % group, looks, q_heads / group, angles, half_rotated, gap,
+        const Head query = {x + head * HEAD, bias + head * HEAD, q_norm, 1.0f, norms};
+        ready_to_turn(query, epsilon, line);
+        store_query(line, lane, head / group, row * group + head % group, looks, q_heads / group, angles, half_rotated, gap,
                     queries);
         return;
     }
     const int kv = head - q_heads, key_at = k_at + kv * HEAD, value_at = v_at + kv * HEAD;
-    Head key = {x + key_at, bias + key_at, k_norm, 1.0f, norms}, value = {x + value_at, bias + value_at, k_norm, 1.0f, norms};
-    if (norms & HEAD_NORMS) key.scale = inverse_size(key, epsilon);
+    const Head key = {x + key_at, bias + key_at, k_norm, 1.0f, norms};
+    Head value = {x + value_at, bias + value_at, k_norm, 1.0f, norms};
     if (norms & VALUE_NORMS) value.scale = inverse_size(value, epsilon);
-    store_key_and_value(key, value, lane, kv, position % capacity, capacity, angles, half_rotated, gap, keys, values);
+    ready_to_turn(key, epsilon, line);
+    store_key_and_value(line, value, lane, kv, position % capacity, capacity, angles, half_rotated, gap, keys, values);
 }

@@ -206,10 +206,11 @@ impl Which {
         };
         match self {
             Self::Prepare => vec![plain("prepare", 128, 64)],
-            // A row's heads are few numbers, beside a cache.
-            Self::Rotate(_) => {
-                vec![XmxExpected { scattered_loads: 64, ..plain("rotate_and_cache", 128, 0) }]
-            }
+            // Each value by itself has its pair's angle, of queries and of keys.
+            Self::Rotate(head_size) => vec![XmxExpected {
+                scattered_loads: head_size.max(32) as u32 / 8,
+                ..plain("rotate_and_cache", 128, head_size as u32 * 4)
+            }],
             Self::Attention { head_size, capped } => [1, 2, 4]
                 .into_iter()
                 .filter(|&tiles| tiles <= most_tiles(head_size, capped))
