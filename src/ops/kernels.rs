@@ -214,6 +214,11 @@ impl Kernels {
         self.products
     }
 
+    /// The family that makes products where it knows a matrix's format, and whole rows between them.
+    pub fn family(&self) -> Family {
+        if self.products == Products::Xmx { Family::Xmx } else { Family::Vector }
+    }
+
     /// How rows are packed, and how a block of them goes through a pair of tiles.
     fn pair(&self) -> [&'static str; 2] {
         match self.products {

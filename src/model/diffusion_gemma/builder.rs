@@ -358,7 +358,7 @@ impl<'a> Builder<'a> {
         let (device, kernels, routing, rows) = (&model.device, &model.kernels, &model.routing, self.rows);
         let (scratch, strides, chosen) = (&model.scratch, &model.strides, &layer.chosen);
         let stream = &scratch.residual[1];
-        let packed = (family == Family::Vector).then(|| (next, self.packed()));
+        let packed = (family == kernels.family()).then(|| (next, self.packed()));
         let input = self.normed(stream, Some(&layer.norms.experts));
         let (slots, sums) = (&scratch.slots, &scratch.slot_sums);
         let gate_up = &layer.experts_gate_up;
@@ -400,10 +400,8 @@ impl<'a> Builder<'a> {
             next: packed,
         };
         self.pass.push(kernels.combine(device, &combine, routing, rows, &scratch.residual[0])?);
-        match packed {
-            Some(_) => self.take_packed(self.stream(next)),
-            None => self.take(self.stream(next)),
-        }
+        self.take(self.stream(next));
+        self.packed_for = packed.map(|_| family);
         Ok(())
     }
 }

@@ -10,6 +10,7 @@
 
 mod arrange;
 mod attention;
+mod combine;
 mod cost;
 mod experts;
 mod head;

@@ -12,6 +12,8 @@ const DEVICE: &str = include_str!("../../../cl/xmx/device.h");
 const WEIGHTS: &str = include_str!("../../../cl/xmx/weights.h");
 const PRODUCTS: &str = include_str!("../../../cl/xmx/products.h");
 const FINISH: &str = include_str!("../../../cl/xmx/finish.h");
+const TEAM: &str = include_str!("../../../cl/xmx/team.h");
+const COMBINE: &str = include_str!("../../../cl/xmx/combine.cl");
 const PREPARE: &str = include_str!("../../../cl/xmx/prepare.cl");
 const MATMUL: &str = include_str!("../../../cl/xmx/matmul.cl");
 const EXPERTS: &str = include_str!("../../../cl/xmx/experts.cl");
@@ -57,6 +59,7 @@ pub struct XmxProgram {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Which {
     Prepare,
+    Combine,
     Matmul(Format, XmxTerms),
     Experts(Format, XmxTerms),
     Head(Format, XmxTerms),
@@ -91,7 +94,7 @@ pub(super) const FORMATS: [Format; 16] = [
 
 /// All programs of the family.
 pub fn xmx_programs() -> Vec<XmxProgram> {
-    let mut all = vec![Which::Prepare];
+    let mut all = vec![Which::Prepare, Which::Combine];
     for terms in [XmxTerms::One, XmxTerms::Two] {
         all.extend(FORMATS.map(|format| Which::Matmul(format, terms)));
         all.extend(FORMATS.map(|format| Which::Experts(format, terms)));
@@ -108,6 +111,7 @@ impl Which {
     pub(super) fn label(self) -> String {
         match self {
             Self::Prepare => "xmx/prepare.cl".to_owned(),
+            Self::Combine => "xmx/combine.cl".to_owned(),
             Self::Matmul(format, terms) => product_label("matmul", format, terms),
             Self::Experts(format, terms) => product_label("experts", format, terms),
             Self::Head(format, terms) => product_label("head", format, terms),
@@ -120,7 +124,8 @@ impl Which {
 
     pub(super) fn source(self) -> String {
         match self {
-            Self::Prepare => format!("{DEVICE}{PREPARE}"),
+            Self::Prepare => format!("{DEVICE}{TEAM}{PREPARE}"),
+            Self::Combine => format!("{DEVICE}{TEAM}{COMBINE}"),
             Self::Matmul(format, terms) => {
                 format!(
                     "{}{DEVICE}{WEIGHTS}{PRODUCTS}{FINISH}{MATMUL}",
@@ -161,7 +166,7 @@ impl Which {
             Self::Matmul(format, terms) | Self::Experts(format, terms) | Self::Head(format, terms) => {
                 Some((format, terms))
             }
-            Self::Prepare | Self::Rotate(_) | Self::Attention { .. } => None,
+            Self::Prepare | Self::Combine | Self::Rotate(_) | Self::Attention { .. } => None,
         }
     }
 
@@ -176,7 +181,7 @@ impl Which {
 
     /// Whether its kernels need the most registers that a thread can have.
     pub(super) fn many_registers(self) -> bool {
-        !matches!(self, Self::Prepare | Self::Rotate(_))
+        !matches!(self, Self::Prepare | Self::Combine | Self::Rotate(_))
     }
 
     fn program(self) -> XmxProgram {
@@ -205,7 +210,9 @@ impl Which {
             scattered_loads: 0,
         };
         match self {
-            Self::Prepare => vec![plain("prepare", 128, 64)],
+            // Choices and counts, once a row.
+            Self::Prepare => vec![XmxExpected { scattered_loads: 1, ..plain("prepare", 128, 320) }],
+            Self::Combine => vec![plain("combine", 128, 96)],
             // Each value by itself has its pair's angle, of queries and of keys.
             Self::Rotate(head_size) => vec![XmxExpected {
                 scattered_loads: head_size.max(32) as u32 / 8,
