@@ -12,14 +12,11 @@ mod support;
 use heads_support::Heads;
 use ops_support::*;
 
-use axe::device::{Arg, Buffer, Device, Purpose};
+use axe::device::{Buffer, Device, Purpose};
 use axe::ops::{
-    ATTENTION_START, Activation, Attention, Cache, CacheKind, Family, Finish, Format, Kernels,
-    MOST_HEAD_SIZE, Matrix, Output, Pairing, Products, ROTATE_START, ROW_MULTIPLE, Rotation, RowInput,
-    STRIDE_MULTIPLE, TILE, attention_reference, prepare_reference, round_up,
+    Activation, Attention, Cache, CacheKind, Family, Finish, Format, Kernels, MOST_HEAD_SIZE, Matrix, Output,
+    Pairing, Products, ROW_MULTIPLE, Rotation, RowInput, STRIDE_MULTIPLE, TILE, prepare_reference, round_up,
 };
-use half::f16;
-use std::ops::RangeInclusive;
 
 use proptest::prelude::*;
 

@@ -121,6 +121,11 @@ impl Products {
         }
     }
 
+    /// Bytes of what stands for buffers that a launch does not use, one for each family.
+    pub fn unused_bytes(self) -> usize {
+        if self == Self::Xmx { 128 } else { 64 }
+    }
+
     /// Whose tiles a matrix of that format should be made of.
     pub fn family(self, format: Format) -> Family {
         if self == Self::Xmx && xmx_takes(format) { Family::Xmx } else { Family::Vector }

@@ -192,7 +192,9 @@ impl Parts {
             weights: self.blueprints.iter().map(Blueprint::bytes).sum::<usize>()
                 + self.vectors.iter().map(vector).sum::<usize>(),
             kv_cache: config.layers.iter().map(cache).sum(),
-            scratch: Scratch::bytes(strides, rows) + angle_bytes(config, options.context) + 64,
+            scratch: Scratch::bytes(strides, rows)
+                + angle_bytes(config, options.context)
+                + rows.products.unused_bytes(),
         }
     }
 }

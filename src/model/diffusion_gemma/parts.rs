@@ -305,7 +305,7 @@ impl Parts {
                 + options.angle_bytes(config)
                 + options.attended_bytes(config)
                 + chosen
-                + 64, // what stands for buffers a launch does not use
+                + products.unused_bytes(),
         }
     }
 }
