@@ -198,7 +198,8 @@ impl Which {
             // Choices and counts, once a row.
             Self::Prepare => vec![XmxExpected { scattered_loads: 1, ..plain("prepare", 128, 320) }],
             Self::Combine => vec![plain("combine", 128, 96)],
-            Self::Route => vec![plain("route", 128, 256)],
+            // Of what is a score each, once a row.
+            Self::Route => vec![XmxExpected { scattered_loads: 7, ..plain("route", 128, 256) }],
             // Queries and new keys are a pass's: few, beside a cache.
             Self::Attention(head_size) => vec![
                 XmxExpected { scattered_loads: 1, ..plain("pack_queries", 256, 0) },
