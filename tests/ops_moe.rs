@@ -173,7 +173,6 @@ impl Mixture {
         let launch =
             kernels.route(device, &scores, self.scores_stride, &scales, &chosen, &routing, rows).unwrap();
         device.enqueue(&launch).unwrap();
-        device.enqueue(&kernels.sort_rows(device, &chosen, &routing, rows).unwrap()).unwrap();
 
         let (x, branch) = (slice(&self.x), slice(&self.branch));
         let [branch_norm, norm, moe_norm, mlp_norm, join_norm] =
@@ -187,7 +186,7 @@ impl Mixture {
         let out = poisoned(device, slots * out_stride + GUARD);
         let launches = [
             kernels
-                .pack_for_experts(device, &input, &routing, rows, Family::Vector, &packed.0, &sums.0)
+                .pack_for_experts(device, &input, &chosen, &routing, rows, Family::Vector, &packed.0, &sums.0)
                 .unwrap(),
             kernels
                 .expert_gate_up(
@@ -223,6 +222,7 @@ impl Mixture {
             n: hidden,
             stride,
             epsilon: EPSILON,
+            next: None,
         };
         let mut combine = kernels.combine(device, &join, &routing, rows, &result).unwrap();
         combine.set(COMBINE_SCALAR, Arg::F32(self.scalar)).unwrap();
@@ -589,9 +589,20 @@ fn sizes_that_do_not_fit_are_refused() {
         }
         let routing = Routing::new(&device, 4, 2, 8).unwrap();
         let small = upload(&device, &[0.0; 16]);
-        assert!(kernels.sort_rows(&device, &small, &routing, 8).is_ok());
-        assert!(kernels.sort_rows(&device, &small, &routing, 9).is_err());
-        assert!(kernels.sort_rows(&device, &small, &routing, 0).is_err());
+        let wide = upload(&device, &[0.0; 8 * STRIDE_MULTIPLE]);
+        let [packed, sums] = poisoned_packed(&device, &kernels, 16, STRIDE_MULTIPLE);
+        let pack = |chosen: &Buffer, rows: usize| {
+            let (n, stride) = (40, STRIDE_MULTIPLE);
+            let input =
+                RowInput { rows: &wide, at: 0, branch: None, norm: None, n, stride, epsilon: EPSILON };
+            let (family, packed, sums) = (Family::Vector, &packed.0, &sums.0);
+            kernels
+                .pack_for_experts(&device, &input, chosen, &routing, rows, family, packed, sums)
+                .map(|_| ())
+        };
+        assert!(pack(&small, 8).is_ok());
+        assert!(pack(&small, 9).is_err() && pack(&small, 0).is_err());
+        assert!(pack(&upload(&device, &[0.0; 15]), 8).is_err());
         assert!(kernels.route(&device, &small, 4, &small, &small, &routing, 5).is_err());
         assert!(kernels.route(&device, &small, 3, &small, &small, &routing, 1).is_err());
         let buffer = device.alloc(Purpose::Weights, Format::W4.matrix_bytes(4 * 64, 64)).unwrap();
@@ -690,6 +701,19 @@ fn choose(
 #[test]
 fn routers_of_every_kind_choose_as_their_reference() {
     let (device, kernels) = open();
+    routers_choose_as_their_reference(&device, &kernels);
+}
+
+#[test]
+fn routers_by_sub_groups_choose_as_their_reference() {
+    let (device, _) = open();
+    match Kernels::with_xmx(&device).unwrap() {
+        Some(kernels) => routers_choose_as_their_reference(&device, &kernels),
+        None => println!("no sub-groups with loads of blocks here: the xmx family cannot run"),
+    }
+}
+
+fn routers_choose_as_their_reference(device: &Device, kernels: &Kernels) {
     check(if simulated() { 40 } else { 300 }, &RouterCase::strategy(), |case| {
         let (experts, top) = (case.experts, case.top);
         let mut random = Random(case.seed);
@@ -700,7 +724,7 @@ fn routers_of_every_kind_choose_as_their_reference() {
         };
         let logits = values(case.rows * experts, 4.0);
         let (bias, scales) = (values(experts, 0.3), values(experts, 2.0));
-        let (chosen, weights) = choose(&device, &kernels, &case, &logits, &bias, &scales);
+        let (chosen, weights) = choose(device, kernels, &case, &logits, &bias, &scales);
         for row in 0..case.rows {
             let logits = &logits[row * experts..][..experts];
             let known = if case.biased { &bias[..] } else { &[] };
@@ -718,14 +742,14 @@ fn routers_of_every_kind_choose_as_their_reference() {
                     expected
                 );
             }
-            let alone = choose(&device, &kernels, &case, logits, &bias, &scales);
+            let alone = choose(device, kernels, &case, logits, &bias, &scales);
             prop_assert_eq!(&alone.0, &chosen[row * top..(row + 1) * top]);
             prop_assert!(same_bits(&alone.1, &weights[row * top..(row + 1) * top]), "row {} alone", row);
         }
         // No number among the logits: indices stay valid and differ, no weight is a number.
         let mut spoilt = logits.clone();
         spoilt[random.below(experts)] = f32::NAN;
-        let (chosen, weights) = choose(&device, &kernels, &case, &spoilt, &bias, &scales);
+        let (chosen, weights) = choose(device, kernels, &case, &spoilt, &bias, &scales);
         let mut first = chosen[..top].to_vec();
         first.sort_unstable();
         first.dedup();
@@ -735,7 +759,7 @@ fn routers_of_every_kind_choose_as_their_reference() {
         if case.biased {
             let mut spoilt = bias.clone();
             spoilt[random.below(experts)] = f32::NAN;
-            let (chosen, weights) = choose(&device, &kernels, &case, &logits, &spoilt, &scales);
+            let (chosen, weights) = choose(device, kernels, &case, &logits, &spoilt, &scales);
             prop_assert!(chosen.iter().all(|&e| e < experts) && weights.iter().all(|w| w.is_nan()));
         }
         Ok(())
@@ -764,9 +788,32 @@ fn experts_are_added_to_the_stream() {
             expert_scales: None,
         };
         let target = upload(&device, &stream);
+        // What is packed does not matter, where it goes does.
+        let any = upload(&device, &vec![0.0; rows * STRIDE_MULTIPLE]);
+        let input = RowInput {
+            rows: &any,
+            at: 0,
+            branch: None,
+            norm: None,
+            n: STRIDE_MULTIPLE,
+            stride: STRIDE_MULTIPLE,
+            epsilon: EPSILON,
+        };
+        let [packed, packed_sums] = poisoned_packed(&device, &kernels, slots, STRIDE_MULTIPLE);
         for launch in [
             kernels.choose_experts(&device, &router, &chosen, &routing, rows).unwrap(),
-            kernels.sort_rows(&device, &chosen, &routing, rows).unwrap(),
+            kernels
+                .pack_for_experts(
+                    &device,
+                    &input,
+                    &chosen,
+                    &routing,
+                    rows,
+                    Family::Vector,
+                    &packed.0,
+                    &packed_sums.0,
+                )
+                .unwrap(),
             kernels
                 .add_experts(&device, &upload(&device, &out), out_stride, &routing, rows, &target, n, stride)
                 .unwrap(),

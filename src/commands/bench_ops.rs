@@ -417,15 +417,8 @@ impl Bench<'_> {
             let format = format.name();
             format!("{experts}/{top} experts {hidden}:{inner} {format} {kernel} ({} rows)", rows)
         };
-        let kernels = [
-            "route",
-            "sort_rows",
-            "pack_for_experts",
-            "expert_gate_up",
-            "expert_down",
-            "combine",
-            "add_experts",
-        ];
+        let kernels =
+            ["route", "pack_for_experts", "expert_gate_up", "expert_down", "combine", "add_experts"];
         if !kernels.iter().any(|kernel| name(kernel).contains(self.only)) {
             return Ok(());
         }
@@ -473,12 +466,21 @@ impl Bench<'_> {
             n: hidden,
             stride,
             epsilon: 1e-6,
+            next: None,
         };
         let device = &self.device;
         let launches = [
             self.kernels.route(device, &scores_buffer, experts, &scales, &chosen, &routing, rows)?,
-            self.kernels.sort_rows(device, &chosen, &routing, rows)?,
-            self.kernels.pack_for_experts(device, &input, &routing, rows, Family::Vector, &packed, &sums)?,
+            self.kernels.pack_for_experts(
+                device,
+                &input,
+                &chosen,
+                &routing,
+                rows,
+                Family::Vector,
+                &packed,
+                &sums,
+            )?,
             self.kernels.expert_gate_up(
                 device,
                 &gate_up,
@@ -507,7 +509,6 @@ impl Bench<'_> {
         let product = |outputs: usize| 2.0 * slots as f64 * (outputs * hidden) as f64;
         let costs = [
             (values(rows * experts), (rows * experts * (top + 2)) as f64),
-            (values(2 * slots), (2 * slots) as f64),
             (values((rows + slots) * hidden), (rows * hidden * 4 + slots * hidden * 3) as f64),
             (gate_up.matrix.bytes() as f64, product(2 * inner)),
             (down.matrix.bytes() as f64, product(inner)),

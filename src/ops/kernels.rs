@@ -18,6 +18,9 @@ const SOFT_TILES: &str = include_str!("../../cl/include/soft_tiles.h");
 const PHILOX: &str = include_str!("../../cl/include/philox.h");
 const PREPARE: &str = include_str!("../../cl/include/prepare.h");
 const FINISH: &str = include_str!("../../cl/include/finish.h");
+const PACK_ROW: &str = include_str!("../../cl/include/pack_row.h");
+const GATED_GROUP: &str = include_str!("../../cl/include/gated.h");
+const EXPERT_CHOICE: &str = include_str!("../../cl/include/expert_choice.h");
 const PACK: &str = include_str!("../../cl/include/pack.h");
 const TILE_PAIR: &str = include_str!("../../cl/include/tile_pair.h");
 const TILES: &str = include_str!("../../cl/include/tiles.h");
@@ -31,6 +34,8 @@ const ROWS: &str = include_str!("../../cl/rows.cl");
 const PEAK: &str = include_str!("../../cl/peak.cl");
 const MOE: &str = include_str!("../../cl/moe.cl");
 const EXPERTS: &str = include_str!("../../cl/experts.cl");
+const GATED: &str = include_str!("../../cl/gated.cl");
+const ROUTER: &str = include_str!("../../cl/router.cl");
 const LATENT: &str = include_str!("../../cl/latent.cl");
 const ATTENTION: &str = include_str!("../../cl/attention.cl");
 const STREAM: &str = include_str!("../../cl/stream.cl");
@@ -194,6 +199,11 @@ impl Kernels {
         self.products
     }
 
+    /// The family that makes products where it knows a matrix's format, and whole rows between them.
+    pub fn family(&self) -> Family {
+        if self.products == Products::Xmx { Family::Xmx } else { Family::Vector }
+    }
+
     /// How rows are packed, and how a block of them goes through a pair of tiles.
     fn pair(&self) -> [&'static str; 2] {
         match self.products {
@@ -211,11 +221,15 @@ impl Kernels {
         rows: usize,
         columns: usize,
     ) -> Result<(&Xmx, XmxRows), OpsError> {
-        let xmx = self.xmx.as_ref().ok_or_else(|| OpsError::Shape {
+        Ok((self.xmx(op)?, XmxRows::over(device, packed, sums, rows, columns, TERMS)?))
+    }
+
+    /// The kernels that take matrices and caches of the `xmx` family.
+    pub(super) fn xmx(&self, op: &'static str) -> Result<&Xmx, OpsError> {
+        self.xmx.as_ref().ok_or_else(|| OpsError::Shape {
             op,
-            what: "the matrix is for the xmx family, which these kernels are not".to_owned(),
-        })?;
-        Ok((xmx, XmxRows::over(device, packed, sums, rows, columns, TERMS)?))
+            what: "what it is given is for the xmx family, which these kernels are not".to_owned(),
+        })
     }
 
     pub(super) fn unused(&self) -> &crate::device::Buffer {
@@ -294,7 +308,7 @@ impl Kernels {
 
     pub(super) fn rows_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
         self.kernel(device, ("rows", 0), name, || {
-            ("rows.cl".to_owned(), format!("{PREPARE}{}{ROWS}", self.pair()[0]))
+            ("rows.cl".to_owned(), format!("{PREPARE}{}{PACK_ROW}{ROWS}", self.pair()[0]))
         })
     }
 
@@ -311,7 +325,7 @@ impl Kernels {
 
     pub(super) fn moe_kernel(&self, device: &Device, name: &str) -> Result<Kernel, OpsError> {
         self.kernel(device, ("moe", 0), name, || {
-            ("moe.cl".to_owned(), format!("{PREPARE}{}{MOE}", self.pair()[0]))
+            ("moe.cl".to_owned(), format!("{PREPARE}{}{PACK_ROW}{EXPERT_CHOICE}{MOE}", self.pair()[0]))
         })
     }
 
@@ -322,8 +336,32 @@ impl Kernels {
         name: &str,
     ) -> Result<Kernel, OpsError> {
         self.kernel(device, ("experts", format as usize), name, || {
-            let source = format!("{}{FINISH}{EXPERTS}", self.products_source(format));
+            let source = format!("{}{FINISH}{GATED_GROUP}{EXPERTS}", self.products_source(format));
             (format!("experts.cl ({})", format.name()), source)
+        })
+    }
+
+    pub(super) fn gated_kernel(
+        &self,
+        device: &Device,
+        format: Format,
+        name: &str,
+    ) -> Result<Kernel, OpsError> {
+        self.kernel(device, ("gated", format as usize), name, || {
+            let source = format!("{}{FINISH}{GATED_GROUP}{GATED}", self.products_source(format));
+            (format!("gated.cl ({})", format.name()), source)
+        })
+    }
+
+    pub(super) fn router_kernel(
+        &self,
+        device: &Device,
+        format: Format,
+        name: &str,
+    ) -> Result<Kernel, OpsError> {
+        self.kernel(device, ("router", format as usize), name, || {
+            let source = format!("{}{FINISH}{EXPERT_CHOICE}{ROUTER}", self.products_source(format));
+            (format!("router.cl ({})", format.name()), source)
         })
     }
 
@@ -353,9 +391,10 @@ impl Kernels {
         };
         self.kernel(device, (part, key << 16 | value), name, || {
             let transpose = if cache.values_in_keys() { TRANSPOSE } else { "" };
+            let [pack, _] = self.pair();
             (
                 format!("attention.cl (head size {key}:{value}, cache {})", cache.kind),
-                format!("#define HEAD {key}\n#define VALUE {value}\n{define}{transpose}{ATTENTION}"),
+                format!("#define HEAD {key}\n#define VALUE {value}\n{define}{transpose}{pack}{ATTENTION}"),
             )
         })
     }

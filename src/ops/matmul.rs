@@ -3,7 +3,7 @@
 
 use super::check::{check, holds_floats, int};
 use super::kernels::{Family, Kernels, OpsError, Products};
-use super::{Format, ROW_BLOCK, ROW_MULTIPLE, STRIDE_MULTIPLE, round_up};
+use super::{Format, ROW_BLOCK, ROW_MULTIPLE, STRIDE_MULTIPLE, TILE, round_up};
 use crate::device::{Arg, Buffer, Device, Launch, Work};
 
 /// The kernel for a few rows.
@@ -104,11 +104,23 @@ pub struct RowInput<'a> {
 
 const ADD_BRANCH: i32 = 1;
 const NORM: i32 = 2;
+/// Of `pack_rows` only; see `cl/rows.cl`.
+const TWICE: i32 = 4;
 
 impl RowInput<'_> {
     pub(super) fn flags(&self) -> i32 {
         self.branch.map_or(0, |_| ADD_BRANCH) | self.norm.map_or(0, |_| NORM)
     }
+}
+
+/// Packed rows: buffers for [`packed_values`](super::Products::packed_values) and
+/// [`sums_values`](super::Products::sums_values).
+#[derive(Debug, Clone, Copy)]
+pub struct PackedRows<'a> {
+    /// The values.
+    pub packed: &'a Buffer,
+    /// Their sums.
+    pub sums: &'a Buffer,
 }
 
 /// A gate's activation.
@@ -260,14 +272,52 @@ impl Kernels {
         packed: &Buffer,
         sums: &Buffer,
     ) -> Result<Launch, OpsError> {
-        const OP: &str = "pack_rows";
-        self.check_input(OP, input, rows)?;
-        let groups = self.holds_packed(OP, input.n, rows, packed, sums)?;
         if family == Family::Xmx {
+            const OP: &str = "prepare";
+            self.check_input(OP, input, rows)?;
+            self.holds_packed(OP, input.n, rows, packed, sums)?;
             let (xmx, ready) = self.xmx_rows(OP, device, [packed, sums], rows, input.n)?;
             return xmx.prepare(device, input, rows, &ready);
         }
+        self.pack_rows_with(device, input, rows, PackedRows { packed, sums }, None)
+    }
+
+    /// The same for matrices of the `vector` family, and once more for others of it: the same rows, their branch added, with
+    /// another norm.
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    pub fn pack_rows_twice(
+        &self,
+        device: &Device,
+        input: &RowInput<'_>,
+        rows: usize,
+        first: PackedRows<'_>,
+        second_norm: &Buffer,
+        second: PackedRows<'_>,
+    ) -> Result<Launch, OpsError> {
+        self.pack_rows_with(device, input, rows, first, Some((second_norm, second)))
+    }
+
+    fn pack_rows_with(
+        &self,
+        device: &Device,
+        input: &RowInput<'_>,
+        rows: usize,
+        first: PackedRows<'_>,
+        second: Option<(&Buffer, PackedRows<'_>)>,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "pack_rows";
+        self.check_input(OP, input, rows)?;
+        let groups = self.holds_packed(OP, input.n, rows, first.packed, first.sums)?;
+        if let Some((norm, second)) = second {
+            self.holds_packed(OP, input.n, rows, second.packed, second.sums)?;
+            holds_floats(OP, "the second norm", norm, groups * 32)?;
+        }
         let unused = self.unused();
+        let twice = second.map_or(0, |_| TWICE);
+        let nowhere = PackedRows { packed: unused, sums: unused };
+        let (second_norm, second) = second.unwrap_or((unused, nowhere));
         let (branch, branch_weight, new_rows) = input.branch.unwrap_or((unused, unused, unused));
         check(OP, input.at == 0, || "rows to pack start at 0".to_owned())?;
         Ok(Launch::with_args(
@@ -277,10 +327,13 @@ impl Kernels {
                 Arg::Buffer(branch),
                 Arg::Buffer(branch_weight),
                 Arg::Buffer(input.norm.unwrap_or(unused)),
+                Arg::Buffer(second_norm),
                 Arg::Buffer(new_rows),
-                Arg::Buffer(packed),
-                Arg::Buffer(sums),
-                Arg::I32(input.flags()),
+                Arg::Buffer(first.packed),
+                Arg::Buffer(first.sums),
+                Arg::Buffer(second.packed),
+                Arg::Buffer(second.sums),
+                Arg::I32(input.flags() | twice),
                 Arg::I32(int(OP, "columns", input.n)?),
                 Arg::I32(int(OP, "groups", groups)?),
                 Arg::I32(int(OP, "stride", input.stride)?),
@@ -332,6 +385,56 @@ impl Kernels {
                 Arg::I32(int(OP, "stride", output.stride)?),
             ],
             &[matrix.pairs(), rows.div_ceil(ROW_BLOCK)],
+            Some(&[1, 1]),
+        )?
+        .doing(matrix.work(rows)))
+    }
+
+    /// `rows` packed rows through `matrix`, in which tiles of gate and up alternate: activation(gate) * up, packed for the
+    /// product that follows, whose columns these are. For matrices of the `vector` family. The bits are those of
+    /// [`matmul`](Self::matmul) and [`pack_rows`](Self::pack_rows).
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    #[allow(clippy::too_many_arguments)] // each is one operand
+    pub fn matmul_gated(
+        &self,
+        device: &Device,
+        matrix: &Matrix,
+        activation: Activation,
+        rows: usize,
+        input: PackedRows<'_>,
+        columns: usize,
+        inner: PackedRows<'_>,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "matmul_gated";
+        check(OP, rows > 0 && matrix.family == Family::Vector, || {
+            format!("{rows} rows through a matrix of the {:?} family", matrix.family)
+        })?;
+        check(OP, matrix.buffer.size() >= matrix.bytes(), || {
+            format!("the matrix has {} bytes, its shape needs {}", matrix.buffer.size(), matrix.bytes())
+        })?;
+        check(OP, matrix.pairs() == columns.div_ceil(TILE), || {
+            format!("{} pairs of gate and up for {columns} columns", matrix.pairs())
+        })?;
+        let packed_groups = self.holds_packed(OP, matrix.columns, rows, input.packed, input.sums)?;
+        let inner_groups = self.holds_packed(OP, columns, rows, inner.packed, inner.sums)?;
+        Ok(Launch::with_args(
+            &self.gated_kernel(device, matrix.format, OP)?,
+            &[
+                Arg::Buffer(&matrix.buffer),
+                Arg::Buffer(input.packed),
+                Arg::Buffer(input.sums),
+                Arg::Buffer(inner.packed),
+                Arg::Buffer(inner.sums),
+                Arg::I32(Finish::Gated(activation).number()),
+                Arg::I32(int(OP, "pairs of tiles", matrix.pairs())?),
+                Arg::I32(int(OP, "groups", matrix.groups())?),
+                Arg::I32(int(OP, "groups", packed_groups)?),
+                Arg::I32(int(OP, "groups", inner_groups)?),
+                Arg::I32(int(OP, "rows", rows)?),
+            ],
+            &[inner_groups, rows.div_ceil(ROW_BLOCK)],
             Some(&[1, 1]),
         )?
         .doing(matrix.work(rows)))
@@ -391,7 +494,7 @@ impl Kernels {
         }
     }
 
-    fn check_output(
+    pub(super) fn check_output(
         &self,
         op: &'static str,
         matrix: &Matrix,

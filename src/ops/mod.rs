@@ -33,7 +33,7 @@ pub use head::{
 };
 pub use kernels::{Family, Kernels, OpsError, Products};
 pub use latent::{HeadMatrices, HeadRows, LATENT_START, LatentRotation};
-pub use matmul::{Activation, Finish, Matrix, Output, RowInput, activate, prepare_reference};
+pub use matmul::{Activation, Finish, Matrix, Output, PackedRows, RowInput, activate, prepare_reference};
 pub use moe::{
     COMBINE_SCALAR, CombineInput, ExpertChoice, ExpertGroups, Experts, Router, Routing, Scoring,
     combine_reference, expert_reference, route_reference, router_reference,
@@ -41,8 +41,8 @@ pub use moe::{
 pub use peak::{Peak, seconds};
 pub use phases::{Joined, Joiner, Positioned};
 pub use self_test::{
-    Heads, LatentHeads, self_test, self_test_choice, self_test_head, self_test_latent, self_test_moe,
-    self_test_products, self_test_router, self_test_stream,
+    Heads, LatentHeads, self_test, self_test_choice, self_test_fused, self_test_head, self_test_latent,
+    self_test_moe, self_test_products, self_test_router, self_test_stream,
 };
 pub use stream::{Join, Parts, cap_reference, gate_reference, join_reference, mix_reference};
 pub use xmx::{

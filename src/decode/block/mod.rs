@@ -14,6 +14,7 @@ mod cost;
 mod fixed_point;
 mod lookup;
 mod model;
+mod pace;
 mod pool;
 mod proposer;
 mod recycled;

@@ -1,6 +1,7 @@
 //! What block decoding needs of a causal model.
 
 use crate::decode::Memory;
+use crate::device::DeviceKind;
 use crate::model::{Causal, Logits, ModelError};
 use crate::ops::RowTop;
 
@@ -38,6 +39,10 @@ pub trait BlockModel {
     fn look(&self, row: usize, look: &mut dyn FnMut(&[f32])) -> Result<(), ModelError>;
     /// What is allocated on the device at present.
     fn memory(&self) -> Memory;
+    /// Processors of this machine that the device is made of; none where it is another thing.
+    fn processors(&self) -> Option<usize> {
+        None
+    }
 }
 
 impl BlockModel for Causal {
@@ -79,5 +84,10 @@ impl BlockModel for Causal {
 
     fn memory(&self) -> Memory {
         Memory::of(self.device())
+    }
+
+    fn processors(&self) -> Option<usize> {
+        let info = self.device().info();
+        (info.kind == DeviceKind::Cpu).then_some(info.compute_units as usize)
     }
 }

@@ -9,8 +9,8 @@ use crate::model::error::ModelError;
 use crate::model::gate_up::GateUp;
 use crate::model::pass::Pass;
 use crate::ops::{
-    ATTENTION_START, Activation, Attention, CacheKind, CombineInput, Family, Finish, Heads, Matrix, Output,
-    Pairing, ROTATE_START, Rotation, RowInput,
+    ATTENTION_START, Activation, Attention, CacheKind, CombineInput, ExpertChoice, Family, Finish, Heads,
+    Matrix, Output, PackedRows, Pairing, ROTATE_START, Rotation, Router, RowInput,
 };
 
 /// The gate's activation, in all gated networks of the model.
@@ -36,6 +36,9 @@ pub(super) fn pass(model: &DiffusionGemma, rows: usize, mode: Mode) -> Result<Pa
     let mut builder = Builder { model, rows, mode, pass: Pass::default(), input: None, packed_for: None };
     builder.inputs()?;
     let last = model.layers.len() - 1;
+    if let Some(first) = model.layers.first() {
+        builder.take(builder.stream(&first.norms.attention));
+    }
     for (index, layer) in model.layers.iter().enumerate() {
         builder.attention_inputs(layer)?;
         if index == last && mode == Mode::Encode {
@@ -43,10 +46,14 @@ pub(super) fn pass(model: &DiffusionGemma, rows: usize, mode: Mode) -> Result<Pa
         }
         builder.attention(layer)?;
         builder.dense(layer)?;
-        builder.experts(layer)?;
+        // The head is the vector family's.
+        let (norm, family) = model.layers.get(index + 1).map_or((&model.head_norm, Family::Vector), |next| {
+            let family = next.qkv.first().map_or(Family::Vector, |(matrix, _)| matrix.family);
+            (&next.norms.attention, family)
+        });
+        builder.experts(layer, norm, family)?;
         builder.pass.end_layer();
     }
-    builder.take(builder.stream(&model.head_norm));
     builder.pack(Family::Vector)?;
     Ok(builder.pass)
 }
@@ -70,6 +77,9 @@ pub(super) fn heads(layer: &LayerConfig, cache: CacheKind) -> Heads {
 
 /// Adds the launches of a pass one op after the other. Between layers the stream is in `residual[0]`; inside a layer, once
 /// the attention branch has joined, it is in `residual[1]`.
+///
+/// By the `vector` family, whatever makes rows packs them for the product that follows; the `xmx` family needs a row's largest number
+/// first, and packs most rows by a launch of its own.
 struct Builder<'a> {
     model: &'a DiffusionGemma,
     rows: usize,
@@ -109,6 +119,15 @@ impl<'a> Builder<'a> {
         (self.input, self.packed_for) = (Some(input), None);
     }
 
+    /// The products that follow are of these rows, and something has packed them for the vector family.
+    fn take_packed(&mut self, input: RowInput<'a>) {
+        (self.input, self.packed_for) = (Some(input), Some(Family::Vector));
+    }
+
+    fn packed(&self) -> PackedRows<'a> {
+        PackedRows { packed: &self.model.scratch.packed, sums: &self.model.scratch.sums }
+    }
+
     /// Packs the rows for matrices of a family, if they are not yet.
     fn pack(&mut self, family: Family) -> Result<(), ModelError> {
         let model = self.model;
@@ -132,8 +151,19 @@ impl<'a> Builder<'a> {
         output: &Output<'_>,
     ) -> Result<(), ModelError> {
         self.pack(matrix.family)?;
+        self.product_of(self.packed(), matrix, finish, output)
+    }
+
+    /// Packed rows through a matrix of their family.
+    fn product_of(
+        &mut self,
+        input: PackedRows<'_>,
+        matrix: &Matrix,
+        finish: Finish<'_>,
+        output: &Output<'_>,
+    ) -> Result<(), ModelError> {
         let model = self.model;
-        let (packed, sums) = (&model.scratch.packed, &model.scratch.sums);
+        let PackedRows { packed, sums } = input;
         self.pass.push(model.kernels.matmul(
             &model.device,
             matrix,
@@ -146,18 +176,35 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The rows through the first half of a gated network, to its inner values.
-    fn gated(&mut self, gate_up: &GateUp<Matrix>) -> Result<(), ModelError> {
+    /// The rows through a gated network.
+    fn network(
+        &mut self,
+        gate_up: &GateUp<Matrix>,
+        down: &Matrix,
+        finish: Finish<'_>,
+        output: &Output<'_>,
+    ) -> Result<(), ModelError> {
         let model = self.model;
-        let values = &model.scratch.inner;
+        let (scratch, width) = (&model.scratch, model.config.feed_forward);
+        let values = &scratch.inner;
         let inner = Output { rows: values, at: 0, stride: model.strides.inner };
         match gate_up {
-            GateUp::Joined(matrix) => self.product(matrix, Finish::Gated(ACTIVATION), &inner),
+            GateUp::Joined(matrix) if model.kernels.family() == Family::Vector => {
+                self.pack(matrix.family)?;
+                let (device, rows, input) = (&model.device, self.rows, self.packed());
+                let inner = PackedRows { packed: values, sums: &scratch.inner_sums };
+                self.pass
+                    .push(model.kernels.matmul_gated(device, matrix, ACTIVATION, rows, input, width, inner)?);
+                return self.product_of(inner, down, finish, output);
+            }
+            GateUp::Joined(matrix) => self.product(matrix, Finish::Gated(ACTIVATION), &inner)?,
             GateUp::Apart(gate, up) => {
                 self.product(gate, Finish::Store, &inner)?;
-                self.product(up, Finish::GatedWith(ACTIVATION, values), &inner)
+                self.product(up, Finish::GatedWith(ACTIVATION, values), &inner)?;
             }
         }
+        self.take(self.plain(values, width, model.strides.inner));
+        self.product(down, finish, output)
     }
 
     /// Embeddings; for a canvas with the signal of the step before, and normed.
@@ -179,10 +226,8 @@ impl<'a> Builder<'a> {
             let conditioning = &model.conditioning;
             let soft = self.normed(&model.head.soft, Some(&conditioning.norm));
             self.take(soft);
-            self.gated(&conditioning.gate_up)?;
-            self.take(self.plain(&scratch.inner, config.feed_forward, strides.inner));
             let output = Output { rows: stream, at: 0, stride: strides.hidden };
-            self.product(&conditioning.down, Finish::Add(stream), &output)?;
+            self.network(&conditioning.gate_up, &conditioning.down, Finish::Add(stream), &output)?;
         }
         self.pass.push(model.kernels.norm_rows(
             &model.device,
@@ -197,7 +242,6 @@ impl<'a> Builder<'a> {
 
     fn attention_inputs(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
         let model = self.model;
-        self.take(self.stream(&layer.norms.attention));
         for (matrix, at) in &layer.qkv {
             let output = Output { rows: &model.scratch.qkv, at: *at, stride: model.strides.qkv };
             self.product(matrix, Finish::Store, &output)?;
@@ -237,51 +281,78 @@ impl<'a> Builder<'a> {
             scale: 1.0,
             softcap: 0.0,
         };
-        let launch = model.kernels.attention(&model.device, &attention, &layer.cache, self.rows)?;
+        let (device, kernels, cache, rows) = (&model.device, &model.kernels, &layer.cache, self.rows);
+        let attended = self.plain(&layer.attended, width, layer.attended_stride);
+        let launch = if kernels.attention_packs(cache, &layer.output) {
+            self.take_packed(attended);
+            kernels.attention_and_pack(device, &attention, cache, rows, self.packed())?
+        } else {
+            self.take(attended);
+            kernels.attention(device, &attention, cache, rows)?
+        };
         self.pass.push_positioned(launch, ATTENTION_START);
-        self.take(self.plain(&layer.attended, width, layer.attended_stride));
         let output = Output { rows: &model.scratch.branch, at: 0, stride: model.strides.hidden };
         self.product(&layer.output, Finish::Store, &output)
     }
 
-    /// The dense network; on the way in, the attention branch joins the stream.
+    /// The dense network; on the way in, the attention branch joins the stream, which is packed for the router, too.
     fn dense(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
         let model = self.model;
         let (scratch, strides) = (&model.scratch, &model.strides);
         let mut input = self.stream(&layer.norms.dense);
         input.branch = Some((&scratch.branch, &layer.norms.attention_branch, &scratch.residual[1]));
         self.take(input);
-        self.gated(&layer.gate_up)?;
-        self.take(self.plain(&scratch.inner, model.config.feed_forward, strides.inner));
+        if model.kernels.family() == Family::Vector {
+            let router = PackedRows { packed: &scratch.router_packed, sums: &scratch.router_sums };
+            let (norm, packed) = (&layer.router_norm, self.packed());
+            let launch =
+                model.kernels.pack_rows_twice(&model.device, &input, self.rows, packed, norm, router)?;
+            self.pass.push(launch);
+            self.take_packed(input);
+        }
         let dense = Output { rows: &scratch.dense, at: 0, stride: strides.hidden };
-        self.product(&layer.down, Finish::Store, &dense)
+        self.network(&layer.gate_up, &layer.down, Finish::Store, &dense)
     }
 
-    /// The experts beside it, and the join of both.
-    fn experts(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
+    /// Which experts the rows go to.
+    fn route(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
         let model = self.model;
         let (device, kernels, routing, rows) = (&model.device, &model.kernels, &model.routing, self.rows);
-        let (scratch, strides) = (&model.scratch, &model.strides);
-        let stream = &scratch.residual[1];
-        self.take(self.normed(stream, Some(&layer.router_norm)));
-        let scores = Output { rows: &scratch.scores, at: 0, stride: strides.scores };
-        self.product(&layer.router, Finish::Store, &scores)?;
+        let (scratch, stride) = (&model.scratch, model.strides.scores);
         let (scales, chosen) = (&layer.per_expert_scale, &layer.chosen);
-        self.pass.push(kernels.route(
-            device,
-            &scratch.scores,
-            strides.scores,
-            scales,
-            chosen,
-            routing,
-            rows,
-        )?);
-        self.pass.push(kernels.sort_rows(device, chosen, routing, rows)?);
+        if model.kernels.family() == Family::Vector {
+            let router = Router {
+                logits: &scratch.scores,
+                stride,
+                choice: ExpertChoice::default(),
+                bias: None,
+                expert_scales: Some(scales),
+            };
+            let input = PackedRows { packed: &scratch.router_packed, sums: &scratch.router_sums };
+            let launch = kernels.route_rows(device, &layer.router, input, &router, chosen, routing, rows)?;
+            self.pass.push(launch);
+            return Ok(());
+        }
+        self.take(self.normed(&scratch.residual[1], Some(&layer.router_norm)));
+        let scores = Output { rows: &scratch.scores, at: 0, stride };
+        self.product(&layer.router, Finish::Store, &scores)?;
+        self.pass.push(kernels.route(device, &scratch.scores, stride, scales, chosen, routing, rows)?);
+        Ok(())
+    }
+
+    /// The experts beside it, and the join of both, whose rows then get a norm for matrices of a family.
+    fn experts(&mut self, layer: &'a Layer, next: &'a Buffer, family: Family) -> Result<(), ModelError> {
+        self.route(layer)?;
+        let model = self.model;
+        let (device, kernels, routing, rows) = (&model.device, &model.kernels, &model.routing, self.rows);
+        let (scratch, strides, chosen) = (&model.scratch, &model.strides, &layer.chosen);
+        let stream = &scratch.residual[1];
+        let packed = (family == kernels.family()).then(|| (next, self.packed()));
         let input = self.normed(stream, Some(&layer.norms.experts));
         let (slots, sums) = (&scratch.slots, &scratch.slot_sums);
         let gate_up = &layer.experts_gate_up;
         let family = gate_up.matrix.family;
-        self.pass.push(kernels.pack_for_experts(device, &input, routing, rows, family, slots, sums)?);
+        self.pass.push(kernels.pack_for_experts(device, &input, chosen, routing, rows, family, slots, sums)?);
         let (inner, inner_sums) = (&scratch.slot_inner, &scratch.slot_inner_sums);
         self.pass
             .push(kernels.expert_gate_up(
@@ -315,8 +386,11 @@ impl<'a> Builder<'a> {
             n: model.config.hidden,
             stride: strides.hidden,
             epsilon: model.config.epsilon,
+            next: packed,
         };
         self.pass.push(kernels.combine(device, &combine, routing, rows, &scratch.residual[0])?);
+        self.take(self.stream(next));
+        self.packed_for = packed.map(|_| family);
         Ok(())
     }
 }

@@ -202,6 +202,22 @@ impl Parts {
         }
     }
 
+    /// The formats that the fused launches of the `vector` family meet: gated networks', and routers'.
+    pub(super) fn fused(&self) -> [Vec<Format>; 2] {
+        let format = |matrix: usize| self.blueprints[matrix].format();
+        let networks = self.layers.iter().map(|layer| &layer.gate_up);
+        let gated = networks.chain([&self.conditioning.gate_up]).filter_map(|gate_up| match *gate_up {
+            GateUp::Joined(both) => Some(format(both)),
+            GateUp::Apart(..) => None,
+        });
+        let routers = self.layers.iter().map(|layer| format(layer.router));
+        [gated.collect(), routers.collect()].map(|mut formats: Vec<Format>| {
+            formats.sort_unstable();
+            formats.dedup();
+            formats
+        })
+    }
+
     /// The formats of experts and table.
     pub(super) fn formats(&self) -> WeightFormats {
         let name = |matrix: usize| self.blueprints[matrix].format().name();

@@ -18,8 +18,9 @@ pub(super) struct Scratch {
     pub(super) residual: [Buffer; 2],
     /// What attention makes, before its norm.
     pub(super) branch: Buffer,
-    /// Gated inner values of the dense network.
+    /// Gated inner values of the dense network: packed rows, or, where gate and up are two matrices, plain ones.
     pub(super) inner: Buffer,
+    pub(super) inner_sums: Buffer,
     /// What the dense network makes, before its norm.
     pub(super) dense: Buffer,
     /// The router's scores.
@@ -29,6 +30,9 @@ pub(super) struct Scratch {
     pub(super) qkv: Buffer,
     pub(super) packed: Buffer,
     pub(super) sums: Buffer,
+    /// The stream with the router's norm, packed beside what the dense network gets.
+    pub(super) router_packed: Buffer,
+    pub(super) router_sums: Buffer,
     /// Rows in the order of their experts, and what the experts make of them.
     pub(super) slots: Buffer,
     pub(super) slot_sums: Buffer,
@@ -41,14 +45,16 @@ pub(super) struct Scratch {
 
 /// Where in one buffer each of those lies that only a few launches in a row need. Nothing counts on what it holds before.
 ///
-/// From the left: packed rows, then what is made of them or was before (query, key and value rows; the head's partial
-/// sums). Experts begin when no rows are packed any more: their packed slots, later their results, and beside them what is
-/// between both.
+/// On the left, one after the other: query, key and value rows; rows that are packed for the router; what is packed for experts,
+/// later their results; at the end the head's partial sums. Beside them packed rows, which the first two are made of or along
+/// with, and which are made of experts' results for the next layer; and, when no rows are packed, what is inside experts.
 struct Shared {
     packed: Range<usize>,
     sums: Range<usize>,
     qkv: Range<usize>,
     soft_partial: Range<usize>,
+    router_packed: Range<usize>,
+    router_sums: Range<usize>,
     slots: Range<usize>,
     slot_sums: Range<usize>,
     slot_out: Range<usize>,
@@ -65,21 +71,27 @@ impl Shared {
             let start = round_up(before.end, PAGE);
             start..start + values.max(1) * 4
         };
-        let packed = after(&(0..0), products.packed_values(rows, widest));
-        let sums = after(&packed, products.sums_values(rows, widest));
-        let qkv = after(&sums, strides.qkv * rows);
-        let soft_partial = after(&sums, HeadState::partial_bytes(config.canvas, config.hidden) / 4);
-        let slot_out = after(&(0..0), strides.hidden * slots);
-        let slots_at = after(&(0..0), products.packed_values(slots, strides.hidden));
+        let first = |values: usize| after(&(0..0), values);
+        let qkv = first(strides.qkv * rows);
+        let soft_partial = first(HeadState::partial_bytes(config.canvas, config.hidden) / 4);
+        let router_packed = first(products.packed_values(rows, strides.hidden));
+        let router_sums = after(&router_packed, products.sums_values(rows, strides.hidden));
+        let slot_out = first(strides.hidden * slots);
+        let slots_at = first(products.packed_values(slots, strides.hidden));
         let slot_sums = after(&slots_at, products.sums_values(slots, strides.hidden));
-        let both = 0..slot_out.end.max(slot_sums.end);
-        let slot_inner = after(&both, products.packed_values(slots, strides.expert_inner));
+        let ends = [&qkv, &soft_partial, &router_sums, &slot_out, &slot_sums].map(|range| range.end);
+        let left = 0..ends.into_iter().max().unwrap_or(0);
+        let packed = after(&left, products.packed_values(rows, widest));
+        let sums = after(&packed, products.sums_values(rows, widest));
+        let slot_inner = after(&left, products.packed_values(slots, strides.expert_inner));
         let slot_inner_sums = after(&slot_inner, products.sums_values(slots, strides.expert_inner));
         Self {
             packed,
             sums,
             qkv,
             soft_partial,
+            router_packed,
+            router_sums,
             slots: slots_at,
             slot_sums,
             slot_out,
@@ -89,18 +101,19 @@ impl Shared {
     }
 
     fn bytes(&self) -> usize {
-        self.qkv.end.max(self.soft_partial.end).max(self.slot_inner_sums.end)
+        self.sums.end.max(self.slot_inner_sums.end)
     }
 }
 
 impl Scratch {
     /// Bytes of each buffer of its own, in the order of the fields, both residual streams first.
-    fn own(strides: &Strides, rows: usize) -> [usize; 7] {
+    fn own(strides: &Strides, rows: usize, products: Products) -> [usize; 8] {
         [
             strides.hidden * rows,
             strides.hidden * rows,
             strides.hidden * rows,
-            strides.inner * rows,
+            products.packed_values(rows, strides.inner).max(strides.inner * rows),
+            products.sums_values(rows, strides.inner),
             strides.hidden * rows,
             strides.scores * rows,
             rows,
@@ -110,7 +123,7 @@ impl Scratch {
 
     /// Bytes of all of it.
     pub(super) fn bytes(config: &DiffusionConfig, rows: usize, products: Products) -> usize {
-        let own: usize = Self::own(&Strides::new(config), rows).iter().sum();
+        let own: usize = Self::own(&Strides::new(config), rows, products).iter().sum();
         own + Shared::new(config, rows, products).bytes()
     }
 
@@ -120,7 +133,7 @@ impl Scratch {
         rows: usize,
         products: Products,
     ) -> Result<Self, ModelError> {
-        let mut sizes = Self::own(&Strides::new(config), rows).into_iter();
+        let mut sizes = Self::own(&Strides::new(config), rows, products).into_iter();
         let mut zeros = || -> Result<Buffer, ModelError> {
             let buffer = device.alloc(Purpose::Scratch, sizes.next().unwrap_or(4))?;
             device.fill(&buffer, 0)?; // kernels read the padding of rows and count on zeros there
@@ -133,12 +146,15 @@ impl Scratch {
             residual: [zeros()?, zeros()?],
             branch: zeros()?,
             inner: zeros()?,
+            inner_sums: zeros()?,
             dense: zeros()?,
             scores: zeros()?,
             ids: zeros()?,
             qkv: part(shared.qkv)?,
             packed: part(shared.packed)?,
             sums: part(shared.sums)?,
+            router_packed: part(shared.router_packed)?,
+            router_sums: part(shared.router_sums)?,
             slots: part(shared.slots)?,
             slot_sums: part(shared.slot_sums)?,
             slot_inner: part(shared.slot_inner)?,
@@ -203,12 +219,15 @@ mod tests {
             (config.hidden, config.expert_feed_forward, config.experts_used) = (hidden, inner, top);
             for products in [Products::Vector, Products::MatrixUnit, Products::Xmx] {
                 let shared = Shared::new(&config, 16, products);
-                let Shared { packed, sums, qkv, soft_partial, slots, .. } = &shared;
+                let Shared { packed, sums, qkv, soft_partial, router_packed, router_sums, .. } = &shared;
+                let slots = &shared.slots;
                 let Shared { slot_sums, slot_out, slot_inner, slot_inner_sums, .. } = &shared;
                 // What a launch reads and writes, and what is read later.
                 for together in [
                     vec![packed, sums, qkv],
                     vec![packed, sums, soft_partial],
+                    vec![packed, sums, router_packed, router_sums],
+                    vec![slot_out, packed, sums],
                     vec![slots, slot_sums, slot_inner, slot_inner_sums],
                     vec![slot_inner, slot_inner_sums, slot_out],
                 ] {

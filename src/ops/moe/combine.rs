@@ -3,14 +3,14 @@
 use super::routing::Routing;
 use crate::device::{Arg, Buffer, Device, Launch};
 use crate::ops::check::{check, holds_floats, int};
-use crate::ops::kernels::{Kernels, OpsError};
-use crate::ops::{STRIDE_MULTIPLE, TILE, round_up};
+use crate::ops::kernels::{Family, Kernels, OpsError};
+use crate::ops::{PackedRows, STRIDE_MULTIPLE, TILE, round_up};
 
 /// Values of a row that a work-item of `add_experts` makes; `16 * COMBINED` in `cl/moe.cl`.
 const COMBINED: usize = 256;
 
 /// Index of the argument of `combine` that is its scalar, an f32.
-pub const COMBINE_SCALAR: usize = 9;
+pub const COMBINE_SCALAR: usize = 12;
 
 /// What `combine` joins. Rows are `stride` values apart, a multiple of [`STRIDE_MULTIPLE`], and zero past their `n` values;
 /// so are the norms' weights.
@@ -38,12 +38,26 @@ pub struct CombineInput<'a> {
     pub stride: usize,
     /// Added to the mean of squares in norms.
     pub epsilon: f32,
+    /// What follows, if it is matrices of the kernels' own [`family`](Kernels::family): the weight of the result's norm, and
+    /// where the normed rows are packed for them.
+    pub next: Option<(&'a Buffer, PackedRows<'a>)>,
+}
+
+/// What a launch of `combine` is told, looked at.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::ops) struct CombineBuffers<'a> {
+    pub(in crate::ops) input: &'a CombineInput<'a>,
+    pub(in crate::ops) routing: &'a Routing,
+    pub(in crate::ops) result: &'a Buffer,
+    /// Values of a row of the result that are written.
+    pub(in crate::ops) padded: usize,
 }
 
 impl Kernels {
     /// Adds up each row's experts by weight, in the order of choice, and joins the sum with the dense branch and the
     /// residual: `(residual + norm(norm(mlp) + norm(sum))) * scalar`. `result`: rows like the residual's, which it may be;
-    /// zero from `n` on up to [`STRIDE_MULTIPLE`].
+    /// zero from `n` on up to [`STRIDE_MULTIPLE`]. Packs them for what follows, with the bits of
+    /// [`pack_rows`](Self::pack_rows).
     ///
     /// # Errors
     /// Sizes that do not fit, or what the device says.
@@ -73,6 +87,23 @@ impl Kernels {
         for norm in [input.moe_norm, input.mlp_norm, input.join_norm] {
             holds_floats(OP, "a norm", norm, lanes)?;
         }
+        if let Some((norm, packed)) = input.next {
+            self.holds_packed(OP, input.n, rows, packed.packed, packed.sums)?;
+            holds_floats(OP, "the next norm", norm, padded)?;
+        }
+        if self.family() == Family::Xmx {
+            let buffers = CombineBuffers { input, routing, result, padded };
+            let next = match input.next {
+                Some((norm, PackedRows { packed, sums })) => {
+                    Some((norm, self.xmx_rows(OP, device, [packed, sums], rows, input.n)?.1))
+                }
+                None => None,
+            };
+            let next = next.as_ref().map(|(norm, ready)| (*norm, ready));
+            return self.xmx(OP)?.combine(device, &buffers, rows, next);
+        }
+        let unused = self.unused();
+        let (next_norm, next) = input.next.unwrap_or((unused, PackedRows { packed: unused, sums: unused }));
         Ok(Launch::with_args(
             &self.moe_kernel(device, OP)?,
             &[
@@ -85,14 +116,18 @@ impl Kernels {
                 Arg::Buffer(input.mlp_norm),
                 Arg::Buffer(input.join_norm),
                 Arg::Buffer(result),
+                Arg::Buffer(next_norm),
+                Arg::Buffer(next.packed),
+                Arg::Buffer(next.sums),
                 Arg::F32(input.scalar),
                 Arg::I32(int(OP, "experts a row", routing.top)?),
                 Arg::I32(int(OP, "columns", input.n)?),
                 Arg::I32(int(OP, "stride", input.out_stride)?),
                 Arg::I32(int(OP, "stride", input.stride)?),
                 Arg::I32(int(OP, "columns", padded)?),
+                Arg::I32(i32::from(input.next.is_some())),
                 Arg::F32(input.epsilon),
-                Arg::Local(lanes * 4),
+                Arg::Local(padded * 4),
                 Arg::Local(lanes * 4),
             ],
             &[rows],

@@ -2,7 +2,7 @@
 //! experts in one launch each.
 //!
 //! A row at one of its experts is a *slot*; `cl/moe.cl` says how slots lie. A pass goes through the launchers in the order
-//! `route`, `sort_rows`, `pack_for_experts`, `expert_gate_up`, `expert_down`, `combine`, all for the same number of rows;
+//! `route`, `pack_for_experts`, `expert_gate_up`, `expert_down`, `combine`, all for the same number of rows;
 //! the host reads nothing back in between.
 
 mod combine;
@@ -10,6 +10,7 @@ mod products;
 mod router;
 mod routing;
 
+pub(in crate::ops) use combine::CombineBuffers;
 pub use combine::{COMBINE_SCALAR, CombineInput, combine_reference};
 pub use products::{Experts, expert_reference};
 pub use router::{ExpertChoice, ExpertGroups, Router, Scoring, route_reference, router_reference};

@@ -3,7 +3,8 @@
 use super::routing::Routing;
 use crate::device::{Arg, Buffer, Device, Launch};
 use crate::ops::check::{check, holds_floats, int};
-use crate::ops::kernels::{Kernels, OpsError};
+use crate::ops::kernels::{Family, Kernels, OpsError};
+use crate::ops::{Finish, Matrix, Output, PackedRows, ROW_BLOCK, ROW_MULTIPLE};
 
 /// Most groups of experts; `MOST_GROUPS` in `cl/moe.cl`.
 const MOST_GROUPS: usize = 64;
@@ -112,51 +113,158 @@ impl Kernels {
         rows: usize,
     ) -> Result<Launch, OpsError> {
         const OP: &str = "route";
+        let Choosing { scores, experts, numbers, scale } =
+            self.choosing(OP, router, chosen, routing, rows)?;
+        let [count, top, stride, flags, groups, used] = numbers;
+        let [scales, bias] = experts;
+        // A row's lanes, and how many they are.
+        let (kernel, lanes) = match self.family() {
+            Family::Vector => (self.moe_kernel(device, OP)?, 1),
+            Family::Xmx => self.xmx(OP)?.route_kernel(device)?,
+        };
+        Ok(Launch::with_args(
+            &kernel,
+            &[
+                Arg::Buffer(scores),
+                Arg::Buffer(scales),
+                Arg::Buffer(bias),
+                Arg::Buffer(chosen),
+                Arg::Buffer(&routing.weights),
+                Arg::I32(count),
+                Arg::I32(top),
+                Arg::I32(stride),
+                Arg::I32(flags),
+                Arg::I32(groups),
+                Arg::I32(used),
+                Arg::F32(scale),
+                Arg::Local(routing.experts * 4),
+            ],
+            &[rows * lanes],
+            Some(&[lanes]),
+        )?)
+    }
+
+    /// The logits of packed rows by `matrix`, which is of the `vector` family, to `router.logits`, and the choice by them, in one
+    /// launch. The bits are those of [`matmul`](Self::matmul) and [`choose_experts`](Self::choose_experts).
+    ///
+    /// # Errors
+    /// Sizes that do not fit, or what the device says.
+    #[allow(clippy::too_many_arguments)] // each is one operand
+    pub fn route_rows(
+        &self,
+        device: &Device,
+        matrix: &Matrix,
+        input: PackedRows<'_>,
+        router: &Router<'_>,
+        chosen: &Buffer,
+        routing: &Routing,
+        rows: usize,
+    ) -> Result<Launch, OpsError> {
+        const OP: &str = "route_rows";
+        let Choosing { scores, experts, numbers, scale } =
+            self.choosing(OP, router, chosen, routing, rows)?;
+        let [count, top, stride, flags, groups, used] = numbers;
+        let [scales, bias] = experts;
+        check(
+            OP,
+            matrix.family == Family::Vector && matrix.pairs() == routing.experts.div_ceil(ROW_MULTIPLE),
+            || {
+                format!(
+                    "{} outputs of the {:?} family for {} experts",
+                    matrix.rows, matrix.family, routing.experts
+                )
+            },
+        )?;
+        let packed_groups = self.holds_packed(OP, matrix.columns, rows, input.packed, input.sums)?;
+        let output = Output { rows: scores, at: 0, stride: router.stride };
+        self.check_output(OP, matrix, &Finish::Store, &output, rows)?;
+        Ok(Launch::with_args(
+            &self.router_kernel(device, matrix.format, OP)?,
+            &[
+                Arg::Buffer(&matrix.buffer),
+                Arg::Buffer(input.packed),
+                Arg::Buffer(input.sums),
+                Arg::Buffer(scores),
+                Arg::Buffer(scales),
+                Arg::Buffer(bias),
+                Arg::Buffer(chosen),
+                Arg::Buffer(&routing.weights),
+                Arg::I32(int(OP, "pairs of tiles", matrix.pairs())?),
+                Arg::I32(int(OP, "groups", matrix.groups())?),
+                Arg::I32(int(OP, "groups", packed_groups)?),
+                Arg::I32(int(OP, "rows", rows)?),
+                Arg::I32(count),
+                Arg::I32(top),
+                Arg::I32(stride),
+                Arg::I32(flags),
+                Arg::I32(groups),
+                Arg::I32(used),
+                Arg::F32(scale),
+                Arg::Local(routing.experts * 4),
+            ],
+            &[rows.div_ceil(ROW_BLOCK)],
+            Some(&[1]),
+        )?
+        .doing(matrix.work(rows)))
+    }
+
+    /// What both launches of a choice say.
+    fn choosing<'a>(
+        &'a self,
+        op: &'static str,
+        router: &Router<'a>,
+        chosen: &Buffer,
+        routing: &Routing,
+        rows: usize,
+    ) -> Result<Choosing<'a>, OpsError> {
         let Router { logits: scores, stride, choice, .. } = *router;
-        routing.check(OP, rows)?;
-        check(OP, stride >= routing.experts, || {
+        routing.check(op, rows)?;
+        check(op, stride >= routing.experts, || {
             format!("scores of {} experts with a stride of {stride}", routing.experts)
         })?;
-        holds_floats(OP, "the scores", scores, (rows - 1) * stride + routing.experts)?;
+        holds_floats(op, "the scores", scores, (rows - 1) * stride + routing.experts)?;
         for (name, buffer) in
             [("the experts' scales", router.expert_scales), ("the experts' bias", router.bias)]
         {
             if let Some(buffer) = buffer {
-                holds_floats(OP, name, buffer, routing.experts)?;
+                holds_floats(op, name, buffer, routing.experts)?;
             }
         }
-        check(OP, router.bias.is_none() || choice.scoring == Scoring::Sigmoid, || {
+        check(op, router.bias.is_none() || choice.scoring == Scoring::Sigmoid, || {
             "a bias for the choice belongs to sigmoids".to_owned()
         })?;
-        routing.holds_chosen(OP, chosen, rows)?;
+        routing.holds_chosen(op, chosen, rows)?;
         let groups = choice.groups.unwrap_or(ExpertGroups { count: 1, used: 1 });
-        groups.check(OP, routing)?;
+        groups.check(op, routing)?;
         let flags = if choice.scoring == Scoring::Sigmoid { SIGMOID } else { 0 }
             | if choice.renormalised { RENORMALISE } else { 0 }
             | router.bias.map_or(0, |_| CHOICE_BIAS)
             | router.expert_scales.map_or(0, |_| EXPERT_SCALES);
         let unused = self.unused();
-        Ok(Launch::with_args(
-            &self.moe_kernel(device, OP)?,
-            &[
-                Arg::Buffer(scores),
-                Arg::Buffer(router.expert_scales.unwrap_or(unused)),
-                Arg::Buffer(router.bias.unwrap_or(unused)),
-                Arg::Buffer(chosen),
-                Arg::Buffer(&routing.weights),
-                Arg::I32(int(OP, "experts", routing.experts)?),
-                Arg::I32(int(OP, "experts a row", routing.top)?),
-                Arg::I32(int(OP, "stride", stride)?),
-                Arg::I32(flags),
-                Arg::I32(int(OP, "groups", groups.count)?),
-                Arg::I32(int(OP, "groups", groups.used)?),
-                Arg::F32(choice.scale),
-                Arg::Local(routing.experts * 4),
+        Ok(Choosing {
+            scores,
+            experts: [router.expert_scales.unwrap_or(unused), router.bias.unwrap_or(unused)],
+            numbers: [
+                int(op, "experts", routing.experts)?,
+                int(op, "experts a row", routing.top)?,
+                int(op, "stride", stride)?,
+                flags,
+                int(op, "groups", groups.count)?,
+                int(op, "groups", groups.used)?,
             ],
-            &[rows],
-            Some(&[1]),
-        )?)
+            scale: choice.scale,
+        })
     }
+}
+
+/// What a launch of a choice is told of it.
+struct Choosing<'a> {
+    scores: &'a Buffer,
+    /// Scales and biases of the experts.
+    experts: [&'a Buffer; 2],
+    /// Experts, those of a row, values from row to row, flags, groups, and those used.
+    numbers: [i32; 6],
+    scale: f32,
 }
 
 impl ExpertGroups {

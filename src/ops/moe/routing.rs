@@ -24,8 +24,6 @@ pub struct Routing {
     pub weights: Buffer,
     /// i32 `[rows][top]`: the slot of a row's choice.
     pub(in crate::ops) places: Buffer,
-    /// i32 `[rows * top]`: the block of a slot.
-    pub(super) block_of: Buffer,
     /// i32 `[most blocks][4]`: expert, first slot and number of slots.
     pub(in crate::ops) blocks: Buffer,
 }
@@ -49,14 +47,13 @@ impl Routing {
             rows,
             weights: buffer(rows * top)?,
             places: buffer(rows * top)?,
-            block_of: buffer(rows * top)?,
             blocks: buffer(most_blocks(experts, rows * top) * 4)?,
         })
     }
 
     /// Bytes of the buffers that [`new`](Self::new) makes.
     pub fn bytes(experts: usize, top: usize, rows: usize) -> usize {
-        (3 * rows * top + 4 * most_blocks(experts, rows * top)) * 4
+        (2 * rows * top + 4 * most_blocks(experts, rows * top)) * 4
     }
 
     /// Rows at their experts, for a pass of `rows`.
@@ -70,7 +67,7 @@ impl Routing {
         })
     }
 
-    pub(super) fn holds_chosen(
+    pub(in crate::ops) fn holds_chosen(
         &self,
         op: &'static str,
         chosen: &Buffer,
@@ -87,40 +84,8 @@ pub(in crate::ops) fn most_blocks(experts: usize, slots: usize) -> usize {
 }
 
 impl Kernels {
-    /// Sorts the slots of `rows` rows by expert, inside an expert by row, and cuts them into blocks.
-    ///
-    /// # Errors
-    /// Sizes that do not fit, or what the device says.
-    pub fn sort_rows(
-        &self,
-        device: &Device,
-        chosen: &Buffer,
-        routing: &Routing,
-        rows: usize,
-    ) -> Result<Launch, OpsError> {
-        const OP: &str = "sort_rows";
-        routing.check(OP, rows)?;
-        routing.holds_chosen(OP, chosen, rows)?;
-        let slots = routing.slots(rows);
-        Ok(Launch::with_args(
-            &self.moe_kernel(device, OP)?,
-            &[
-                Arg::Buffer(chosen),
-                Arg::Buffer(&routing.places),
-                Arg::Buffer(&routing.block_of),
-                Arg::Buffer(&routing.blocks),
-                Arg::I32(int(OP, "slots", slots)?),
-                Arg::I32(int(OP, "experts", routing.experts)?),
-                Arg::I32(int(OP, "blocks", most_blocks(routing.experts, slots))?),
-                Arg::I32(int(OP, "rows at once", self.rows_at_once())?),
-                Arg::Local(routing.experts * 4),
-            ],
-            &[1],
-            Some(&[1]),
-        )?)
-    }
-
-    /// Prepares `rows` rows and packs each for all its experts, whose matrices are of `family`. `packed` and `sums` are as for
+    /// Prepares `rows` rows and packs each for the experts `chosen` for it, i32 `[rows][top]`, whose matrices are of `family`.
+    /// Slots are sorted by expert, inside an expert by row, and cut into blocks on the way. `packed` and `sums` are as for
     /// [`pack_rows`](Self::pack_rows), for `rows * top` rows.
     ///
     /// # Errors
@@ -130,6 +95,7 @@ impl Kernels {
         &self,
         device: &Device,
         input: &RowInput<'_>,
+        chosen: &Buffer,
         routing: &Routing,
         rows: usize,
         family: Family,
@@ -138,13 +104,14 @@ impl Kernels {
     ) -> Result<Launch, OpsError> {
         const OP: &str = "pack_for_experts";
         routing.check(OP, rows)?;
+        routing.holds_chosen(OP, chosen, rows)?;
         self.check_input(OP, input, rows)?;
         check(OP, input.at == 0, || "rows to pack start at 0".to_owned())?;
         let slots = routing.slots(rows);
         let groups = self.holds_packed(OP, input.n, slots, packed, sums)?;
         if family == Family::Xmx {
             let (xmx, ready) = self.xmx_rows(OP, device, [packed, sums], slots, input.n)?;
-            return xmx.prepare_for_experts(device, input, routing, rows, &ready);
+            return xmx.prepare_for_experts(device, input, chosen, routing, rows, &ready);
         }
         let unused = self.unused();
         let (branch, branch_weight, new_rows) = input.branch.unwrap_or((unused, unused, unused));
@@ -156,18 +123,23 @@ impl Kernels {
                 Arg::Buffer(branch_weight),
                 Arg::Buffer(input.norm.unwrap_or(unused)),
                 Arg::Buffer(new_rows),
+                Arg::Buffer(chosen),
                 Arg::Buffer(&routing.places),
-                Arg::Buffer(&routing.block_of),
                 Arg::Buffer(&routing.blocks),
                 Arg::Buffer(packed),
                 Arg::Buffer(sums),
+                Arg::I32(int(OP, "experts", routing.experts)?),
                 Arg::I32(int(OP, "experts a row", routing.top)?),
+                Arg::I32(int(OP, "blocks", most_blocks(routing.experts, slots))?),
+                Arg::I32(int(OP, "rows at once", self.rows_at_once())?),
                 Arg::I32(input.flags()),
                 Arg::I32(int(OP, "columns", input.n)?),
                 Arg::I32(int(OP, "groups", groups)?),
                 Arg::I32(int(OP, "stride", input.stride)?),
                 Arg::F32(input.epsilon),
                 Arg::Local(groups * 32 * 4),
+                Arg::Local(routing.experts * 4),
+                Arg::Local(routing.experts * 4),
             ],
             &[rows],
             Some(&[1]),

@@ -2,7 +2,7 @@
 
 use super::{Sequence, compare, download, matrix, poisoned, poisoned_packed, random_tiles, upload};
 use crate::device::Device;
-use crate::ops::kernels::{Kernels, OpsError};
+use crate::ops::kernels::{Family, Kernels, OpsError};
 use crate::ops::matmul::{Activation, RowInput, prepare_reference};
 use crate::ops::moe::{
     CombineInput, ExpertChoice, Experts, Router, Routing, combine_reference, expert_reference,
@@ -32,6 +32,7 @@ pub fn self_test_router(
 ) -> Result<(), OpsError> {
     const ROWS: usize = 7;
     const N: usize = 80;
+    const STRIDE: usize = STRIDE_MULTIPLE;
     let wrong = |kernel: &str, what: String| OpsError::SelfTest {
         kernel: kernel.to_owned(),
         device: device.info().name.clone(),
@@ -40,7 +41,7 @@ pub fn self_test_router(
     let mut sequence = Sequence(31);
     let logits: Vec<f32> = sequence.take(ROWS * experts).iter().map(|v| v * 4.0).collect();
     let bias: Vec<f32> = sequence.take(experts).iter().map(|v| v / 4.0).collect();
-    let (out, stream) = (sequence.take(ROWS * top * N), sequence.take(ROWS * N));
+    let (out, stream) = (sequence.take(ROWS * top * N), sequence.take(ROWS * STRIDE));
     let routing = Routing::new(device, experts, top, ROWS)?;
     let chosen = poisoned(device, ROWS * top)?;
     let (logits_buffer, bias_buffer) = (upload(device, &logits)?, upload(device, &bias)?);
@@ -53,8 +54,15 @@ pub fn self_test_router(
     };
     let (out_buffer, result) = (upload(device, &out)?, upload(device, &stream)?);
     device.enqueue(&kernels.choose_experts(device, &router, &chosen, &routing, ROWS)?)?;
-    device.enqueue(&kernels.sort_rows(device, &chosen, &routing, ROWS)?)?;
-    device.enqueue(&kernels.add_experts(device, &out_buffer, N, &routing, ROWS, &result, N, N)?)?;
+    // What is packed does not matter, where it goes does.
+    let input =
+        RowInput { rows: &result, at: 0, branch: None, norm: None, n: N, stride: STRIDE, epsilon: 0.0 };
+    let [packed, sums] = poisoned_packed(device, kernels, ROWS * top, STRIDE)?;
+    let family = Family::Vector;
+    device.enqueue(
+        &kernels.pack_for_experts(device, &input, &chosen, &routing, ROWS, family, &packed, &sums)?,
+    )?;
+    device.enqueue(&kernels.add_experts(device, &out_buffer, N, &routing, ROWS, &result, N, STRIDE)?)?;
     let (chosen, weights) = (download(device, &chosen)?, download(device, &routing.weights)?);
     let found: Vec<usize> = chosen.iter().map(|expert| expert.to_bits() as usize).collect();
     // The stable sort by expert, told anew.
@@ -69,12 +77,12 @@ pub fn self_test_router(
             return Err(wrong("route", format!("row {row} goes to {:?}, not {expected:?}", &found[at])));
         }
         compare(device, "route", &weights[at.clone()], &shares, 1e-5)?;
-        let mut sum: Vec<f64> = stream[row * N..][..N].iter().map(|&v| f64::from(v)).collect();
+        let mut sum: Vec<f64> = stream[row * STRIDE..][..N].iter().map(|&v| f64::from(v)).collect();
         for (i, share) in at.zip(shares) {
             let slot = order.iter().position(|&other| other == i).unwrap_or(0);
             sum.iter_mut().zip(&out[slot * N..]).for_each(|(sum, &out)| *sum += share * f64::from(out));
         }
-        compare(device, "add_experts", &result[row * N..][..N], &sum, 1e-5)?;
+        compare(device, "add_experts", &result[row * STRIDE..][..N], &sum, 1e-5)?;
     }
     Ok(())
 }
@@ -189,15 +197,16 @@ impl Mixture {
             n: columns,
             stride,
             epsilon: Self::EPSILON,
+            next: None,
         };
         let activation = Activation::GeluTanh;
         let sums_inside = kernels.sum_inner(device, &down, &routing, rows, &inner, &inner_sums)?;
         let before = [
             kernels.route(device, &scores, Self::EXPERTS, &scales, &chosen, &routing, rows)?,
-            kernels.sort_rows(device, &chosen, &routing, rows)?,
             kernels.pack_for_experts(
                 device,
                 &input,
+                &chosen,
                 &routing,
                 rows,
                 gate_up.matrix.family,

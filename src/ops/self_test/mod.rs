@@ -3,6 +3,7 @@
 mod attention;
 mod choice;
 mod experts;
+mod fused;
 mod head;
 mod latent;
 mod products;
@@ -15,6 +16,7 @@ use crate::device::{Buffer, Device, Purpose};
 pub use attention::Heads;
 pub use choice::self_test_choice;
 pub use experts::{self_test_moe, self_test_router};
+pub use fused::self_test_fused;
 pub use head::self_test_head;
 pub use latent::{LatentHeads, self_test_latent};
 pub use stream::self_test_stream;

@@ -17,7 +17,8 @@ use crate::ops::{
 const TEAM: usize = 8;
 
 impl Xmx {
-    /// Prepares `rows` rows and puts each to all its slots. `ready` has room for `rows * top` rows.
+    /// Prepares `rows` rows and puts each to its slots at the experts that are `chosen` for it, i32 `[rows][top]`; makes the
+    /// routing's places and blocks. `ready` has room for `rows * top` rows.
     ///
     /// # Errors
     /// Sizes that do not fit, or what the device says.
@@ -25,12 +26,15 @@ impl Xmx {
         &self,
         device: &Device,
         input: &RowInput<'_>,
+        chosen: &Buffer,
         routing: &Routing,
         rows: usize,
         ready: &XmxRows,
     ) -> Result<Launch, OpsError> {
-        routing.check("prepare_for_experts", rows)?;
-        self.prepare_to(device, input, rows, Some((routing.top, &routing.places)), ready)
+        const OP: &str = "prepare_for_experts";
+        routing.check(OP, rows)?;
+        routing.holds_chosen(OP, chosen, rows)?;
+        self.prepare_to(device, input, rows, Some((chosen, routing)), ready)
     }
 
     /// activation(gate) * up of every slot, ready for [`expert_down`](Self::expert_down): `inner` has room for as many slots

@@ -4,10 +4,11 @@ use super::kernels::Xmx;
 use super::programs::Which;
 use crate::device::{Arg, Buffer, Device, Launch, Purpose};
 use crate::ops::check::{check, holds_floats, int};
-use crate::ops::{OpsError, RowInput, STRIDE_MULTIPLE, round_up};
+use crate::ops::moe::most_blocks;
+use crate::ops::{OpsError, Routing, RowInput, STRIDE_MULTIPLE, round_up};
 
-/// Work-items of a work-group of `prepare`; `LANES * TEAM` in `cl/xmx/prepare.cl`.
-const TEAM_ITEMS: usize = 256;
+/// Work-items of a work-group that takes a row; `LANES * TEAM` in `cl/xmx/team.h`.
+pub(super) const TEAM_ITEMS: usize = 256;
 /// Parts of a buffer begin at multiples of so many bytes; no device asks for more.
 const PART: usize = 512;
 
@@ -149,18 +150,22 @@ impl Xmx {
         self.prepare_to(device, input, rows, None, ready)
     }
 
-    /// Likewise; each row goes to `top` places, which the second buffer names, i32 `[rows][top]`.
+    /// Likewise; each row goes to its slots at the experts that are chosen for it, i32 `[rows][top]`, for which the routing's
+    /// places and blocks are made.
     pub(super) fn prepare_to(
         &self,
         device: &Device,
         input: &RowInput<'_>,
         rows: usize,
-        places: Option<(usize, &Buffer)>,
+        experts: Option<(&Buffer, &Routing)>,
         ready: &XmxRows,
     ) -> Result<Launch, OpsError> {
         const OP: &str = "prepare";
-        let (copies, places) = places.unwrap_or((0, self.unused()));
-        ready.hold(OP, rows * copies.max(1), input.n)?;
+        let unused = self.unused();
+        let [chosen, places, blocks] =
+            experts.map_or([unused; 3], |(chosen, routing)| [chosen, &routing.places, &routing.blocks]);
+        let [top, count] = experts.map_or([0; 2], |(_, routing)| [routing.top, routing.experts]);
+        ready.hold(OP, rows * top.max(1), input.n)?;
         let padded = ready.stride();
         check(
             OP,
@@ -174,7 +179,6 @@ impl Xmx {
         )?;
         let reach = input.at + (rows - 1) * input.stride + padded;
         holds_floats(OP, "the input", input.rows, reach)?;
-        let unused = self.unused();
         let (branch, branch_weight, new_rows) = input.branch.unwrap_or((unused, unused, unused));
         if input.branch.is_some() {
             holds_floats(OP, "the branch", branch, reach)?;
@@ -192,7 +196,9 @@ impl Xmx {
                 Arg::Buffer(branch_weight),
                 Arg::Buffer(input.norm.unwrap_or(unused)),
                 Arg::Buffer(new_rows),
+                Arg::Buffer(chosen),
                 Arg::Buffer(places),
+                Arg::Buffer(blocks),
                 Arg::Buffer(&ready.values),
                 Arg::Buffer(&ready.sums),
                 Arg::Buffer(&ready.factors),
@@ -202,11 +208,14 @@ impl Xmx {
                 Arg::I32(int(OP, "stride", input.stride)?),
                 Arg::I32(int(OP, "stride", padded)?),
                 Arg::I32(int(OP, "rows", ready.sums_stride())?),
-                Arg::I32(int(OP, "places a row", copies)?),
+                Arg::I32(int(OP, "experts a row", top)?),
+                Arg::I32(int(OP, "experts", count)?),
+                Arg::I32(int(OP, "blocks", most_blocks(count, rows * top))?),
                 Arg::I32(ready.terms as i32),
                 Arg::U64(ready.plane()),
                 Arg::F32(input.epsilon),
                 Arg::Local(padded * 4),
+                Arg::Local(count.max(1) * 4),
             ],
             &[rows * TEAM_ITEMS],
             Some(&[TEAM_ITEMS]),

@@ -96,6 +96,7 @@ impl<'a> Builder<'a> {
             n: model.config.hidden,
             stride: model.strides.hidden,
             epsilon: model.config.epsilon,
+            next: None,
         };
         let (routing, to) = (&scratch.routing, self.other_residual());
         self.pass.push(model.kernels.combine(&model.device, &combine, routing, self.rows, to)?);
@@ -168,12 +169,11 @@ impl<'a> Builder<'a> {
         };
         let chosen = &scratch.chosen;
         self.pass.push(kernels.choose_experts(device, &router, chosen, routing, rows)?);
-        self.pass.push(kernels.sort_rows(device, chosen, routing, rows)?);
         let input = self.normed(norm);
         let (slots, sums) = (&scratch.slots, &scratch.slot_sums);
         let gate_up = experts(&weights.gate_up, sizes.inner);
         let family = gate_up.matrix.family;
-        self.pass.push(kernels.pack_for_experts(device, &input, routing, rows, family, slots, sums)?);
+        self.pass.push(kernels.pack_for_experts(device, &input, chosen, routing, rows, family, slots, sums)?);
         let (inner, inner_sums) = (&scratch.inner, &scratch.inner_sums);
         self.pass.push(
             kernels.expert_gate_up(
