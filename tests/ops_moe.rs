@@ -701,6 +701,19 @@ fn choose(
 #[test]
 fn routers_of_every_kind_choose_as_their_reference() {
     let (device, kernels) = open();
+    routers_choose_as_their_reference(&device, &kernels);
+}
+
+#[test]
+fn routers_by_sub_groups_choose_as_their_reference() {
+    let (device, _) = open();
+    match Kernels::with_xmx(&device).unwrap() {
+        Some(kernels) => routers_choose_as_their_reference(&device, &kernels),
+        None => println!("no sub-groups with loads of blocks here: the xmx family cannot run"),
+    }
+}
+
+fn routers_choose_as_their_reference(device: &Device, kernels: &Kernels) {
     check(if simulated() { 40 } else { 300 }, &RouterCase::strategy(), |case| {
         let (experts, top) = (case.experts, case.top);
         let mut random = Random(case.seed);
@@ -711,7 +724,7 @@ fn routers_of_every_kind_choose_as_their_reference() {
         };
         let logits = values(case.rows * experts, 4.0);
         let (bias, scales) = (values(experts, 0.3), values(experts, 2.0));
-        let (chosen, weights) = choose(&device, &kernels, &case, &logits, &bias, &scales);
+        let (chosen, weights) = choose(device, kernels, &case, &logits, &bias, &scales);
         for row in 0..case.rows {
             let logits = &logits[row * experts..][..experts];
             let known = if case.biased { &bias[..] } else { &[] };
@@ -729,14 +742,14 @@ fn routers_of_every_kind_choose_as_their_reference() {
                     expected
                 );
             }
-            let alone = choose(&device, &kernels, &case, logits, &bias, &scales);
+            let alone = choose(device, kernels, &case, logits, &bias, &scales);
             prop_assert_eq!(&alone.0, &chosen[row * top..(row + 1) * top]);
             prop_assert!(same_bits(&alone.1, &weights[row * top..(row + 1) * top]), "row {} alone", row);
         }
         // No number among the logits: indices stay valid and differ, no weight is a number.
         let mut spoilt = logits.clone();
         spoilt[random.below(experts)] = f32::NAN;
-        let (chosen, weights) = choose(&device, &kernels, &case, &spoilt, &bias, &scales);
+        let (chosen, weights) = choose(device, kernels, &case, &spoilt, &bias, &scales);
         let mut first = chosen[..top].to_vec();
         first.sort_unstable();
         first.dedup();
@@ -746,7 +759,7 @@ fn routers_of_every_kind_choose_as_their_reference() {
         if case.biased {
             let mut spoilt = bias.clone();
             spoilt[random.below(experts)] = f32::NAN;
-            let (chosen, weights) = choose(&device, &kernels, &case, &logits, &spoilt, &scales);
+            let (chosen, weights) = choose(device, kernels, &case, &logits, &spoilt, &scales);
             prop_assert!(chosen.iter().all(|&e| e < experts) && weights.iter().all(|w| w.is_nan()));
         }
         Ok(())

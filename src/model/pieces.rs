@@ -1,6 +1,7 @@
-//! Matrices as tiles, piece by piece: while the caller takes one piece, the next is repacked, and what the one after it is
-//! made of is read from the disk.
+//! Matrices as tiles, piece by piece: while one is repacked, where it is to lie or to be taken by the caller meanwhile, what the
+//! next ones are made of is read from the disk.
 
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 
 use super::repack::{Blueprint, RepackError};
@@ -9,6 +10,8 @@ use super::repack::{Blueprint, RepackError};
 const PIECE: usize = 8 << 20;
 /// Pieces there are at a time: one that is taken, one that waits, one that is made.
 const PIECES: usize = 3;
+/// Pieces whose rows the disk is asked for before they are made, so that it has something to do all the time.
+const AHEAD: usize = 4;
 
 /// Some tiles of a matrix.
 struct Piece {
@@ -58,6 +61,9 @@ fn each_piece_of<E: From<RepackError>>(
     })
 }
 
+/// Nobody takes pieces any more.
+struct Ended;
+
 /// Makes the pieces, until all are made or nobody takes them.
 fn make(
     most: usize,
@@ -65,34 +71,69 @@ fn make(
     full: &SyncSender<Result<Piece, RepackError>>,
     empties: &Receiver<Vec<u8>>,
 ) {
-    let mut runs = runs(most, blueprints).peekable();
-    if let Some(first) = runs.peek() {
-        blueprints[first.matrix].prefetch(first.tile, first.tiles);
-    }
-    while let Some(Run { matrix, tile, tiles }) = runs.next() {
-        if let Some(next) = runs.peek() {
-            blueprints[next.matrix].prefetch(next.tile, next.tiles);
-        }
-        let blueprint = &blueprints[matrix];
-        let tile_bytes = blueprint.tile_bytes();
-        let Ok(mut bytes) = empties.recv() else { return };
-        bytes.clear();
-        bytes.resize(tiles * tile_bytes, 0);
-        let made = blueprint.write(tile, &mut bytes);
-        blueprint.release();
+    let made = each_run_of(most, blueprints, |run| {
+        let mut bytes = empties.recv().map_err(|_| Ended)?;
+        let place = run.place(blueprints);
+        bytes.resize(place.len(), 0);
+        let made = blueprints[run.matrix].write(run.tile, &mut bytes);
         let failed = made.is_err();
-        let piece = made.map(|()| Piece { matrix, at: tile * tile_bytes, bytes });
-        if full.send(piece).is_err() || failed {
-            return;
-        }
+        let piece = made.map(|()| Piece { matrix: run.matrix, at: place.start, bytes });
+        full.send(piece).map_err(|_| Ended)?;
+        if failed { Err(Ended) } else { Ok(()) }
+    });
+    match made {
+        Ok(()) | Err(Ended) => {}
     }
 }
 
-/// Tiles of a matrix that make a piece.
-struct Run {
-    matrix: usize,
-    tile: usize,
+/// Has `make` make all tiles, in order, some at a time, while what later ones are made of is read from the disk. Files are let go
+/// of as they are read.
+///
+/// # Errors
+/// What `make` says, which ends it.
+pub(super) fn each_run<E>(
+    blueprints: &[Blueprint],
+    make: impl FnMut(&Run) -> Result<(), E>,
+) -> Result<(), E> {
+    each_run_of(PIECE, blueprints, make)
+}
+
+fn each_run_of<E>(
+    most: usize,
+    blueprints: &[Blueprint],
+    mut make: impl FnMut(&Run) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut ahead = runs(most, blueprints);
+    let mut prefetch = |count| {
+        for next in ahead.by_ref().take(count) {
+            blueprints[next.matrix].prefetch(next.tile, next.tiles);
+        }
+    };
+    prefetch(AHEAD);
+    for run in runs(most, blueprints) {
+        prefetch(1);
+        let made = make(&run);
+        blueprints[run.matrix].release();
+        made?;
+    }
+    Ok(())
+}
+
+/// Tiles of a matrix that are made together.
+pub(super) struct Run {
+    /// Which matrix.
+    pub(super) matrix: usize,
+    /// The first tile.
+    pub(super) tile: usize,
     tiles: usize,
+}
+
+impl Run {
+    /// Where its bytes lie in the matrix.
+    pub(super) fn place(&self, blueprints: &[Blueprint]) -> Range<usize> {
+        let tile_bytes = blueprints[self.matrix].tile_bytes();
+        self.tile * tile_bytes..(self.tile + self.tiles) * tile_bytes
+    }
 }
 
 fn runs(most: usize, blueprints: &[Blueprint]) -> impl Iterator<Item = Run> {

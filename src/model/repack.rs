@@ -1,16 +1,20 @@
 //! From the rows of checkpoints to the tiles of the kernels.
 
+mod tile;
+
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
-use half::{bf16, f16};
+use half::bf16;
 use thiserror::Error;
 
 use super::workload::ProductShape;
-use crate::checkpoint::quant::{GgmlType, QuantError, Unpacked, dequantize, unpack_block};
-use crate::checkpoint::rows::{Encoding, Rows, Span};
-use crate::checkpoint::w4::{QuantiseError, pack_codes, quantise_group};
-use crate::ops::{Family, Format, Products, ROW_MULTIPLE, Scales, TILE, round_up, xmx_arrange};
+use crate::checkpoint::quant::{GgmlType, QuantError};
+use crate::checkpoint::rows::{Encoding, Rows};
+use crate::checkpoint::w4::QuantiseError;
+use crate::ops::{Family, Format, Products, ROW_MULTIPLE, TILE, round_up, xmx_arrange};
+use tile::write_tile;
 
 /// A matrix to be: parts of one format (see [`format_in_tiles`]) and one row length.
 #[derive(Debug, Clone)]
@@ -245,33 +249,35 @@ impl Blueprint {
         }
     }
 
-    /// Fills `out`, zeroed and as long as that many tiles, with the tiles from `first` on, on all processors.
+    /// Fills `out`, as long as that many tiles, with the tiles from `first` on, on all processors.
     ///
     /// # Errors
     /// Rows that are not whole blocks, which checked files do not have; weights to be quantised that are no numbers.
     pub fn write(&self, first: usize, out: &mut [u8]) -> Result<(), RepackError> {
         let tile_bytes = self.tile_bytes();
-        let tiles = out.len() / tile_bytes;
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(tiles.max(1));
-        let each = tiles.div_ceil(threads).max(1);
         let tops = self.tops();
-        std::thread::scope(|scope| {
-            let workers: Vec<_> = out
-                .chunks_mut(each * tile_bytes)
-                .enumerate()
-                .map(|(part, chunk)| {
-                    let tops = &tops;
-                    scope.spawn(move || {
-                        for (i, tile) in chunk.chunks_exact_mut(tile_bytes).enumerate() {
-                            if let Some((rows, first)) = self.source(tops, first + part * each + i) {
-                                write_tile(rows, first, tile)?;
-                                self.put_in_order(tile)?;
-                            }
+        // Processors that have to wait for the disk leave more to the others.
+        let at_once = (AT_ONCE / tile_bytes).max(1);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = threads.min(out.len().div_ceil(at_once * tile_bytes));
+        let chunks = Mutex::new(out.chunks_mut(at_once * tile_bytes).enumerate());
+        let next = || chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            while let Some((index, chunk)) = next() {
+                for (i, tile) in chunk.chunks_exact_mut(tile_bytes).enumerate() {
+                    match self.source(&tops, first + index * at_once + i) {
+                        Some((rows, row)) => {
+                            write_tile(rows, row, tile)?;
+                            self.put_in_order(tile)?;
                         }
-                        Ok(())
-                    })
-                })
-                .collect();
+                        None => tile.fill(0),
+                    }
+                }
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
             workers.into_iter().try_for_each(|worker| match worker.join() {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),
@@ -279,6 +285,9 @@ impl Blueprint {
         })
     }
 }
+
+/// Bytes that a processor makes before it asks for more; a tile at least.
+const AT_ONCE: usize = 256 << 10;
 
 impl Blueprint {
     /// Brings a tile into its family's order.
@@ -288,8 +297,13 @@ impl Blueprint {
         }
         let format = self.packed_format();
         if format == Format::Bf16 {
-            let numbers = tile.as_chunks::<2>().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32());
-            if let Some(value) = numbers.into_iter().find(|value| value.abs() >= F16_END) {
+            let numbers = || tile.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
+            let too_large = |bits: u16| (F16_END..=INFINITY).contains(&(bits & 0x7FFF));
+            // All are looked at, since that is faster than to stop at the first one.
+            if numbers().fold(false, |any, bits| any | too_large(bits))
+                && let Some(bits) = numbers().find(|&bits| too_large(bits))
+            {
+                let value = bf16::from_bits(bits).to_f32();
                 return Err(RepackError::TooLarge { matrix: self.name.clone(), value });
             }
         }
@@ -297,6 +311,11 @@ impl Blueprint {
         Ok(())
     }
 }
+
+/// The bits of the first number of BF16 that rounds to no f16, 65536.
+const F16_END: u16 = 0x4780;
+/// And those of infinity; NaN, behind it, stays NaN.
+const INFINITY: u16 = 0x7F80;
 
 /// Makes two matrices ones of the `vector` family unless both are of one: the first leaves its rows packed for the second.
 pub(super) fn of_one_family(blueprints: &mut [Blueprint], both: [usize; 2]) {
@@ -310,192 +329,14 @@ pub(super) fn of_one_family(blueprints: &mut [Blueprint], both: [usize; 2]) {
     }
 }
 
-/// The first number that rounds to no f16.
-const F16_END: f32 = 65_520.0;
-
-/// Puts up to [`TILE`] rows from `first` on into a zeroed tile.
-fn write_tile(part: &Rows, first: usize, out: &mut [u8]) -> Result<(), RepackError> {
-    let lanes = part.rows.saturating_sub(first).min(TILE);
-    match &part.encoding {
-        Encoding::Ggml(ty) => (0..lanes).try_for_each(|lane| ggml_row(part, *ty, first + lane, lane, out)),
-        Encoding::W4 { scales, zeros, group } => {
-            for lane in 0..lanes {
-                let row = first + lane;
-                let packed = row_of(part.bytes.as_ref(), row, part.columns / 2);
-                let halves = |span: &Span| u16s(row_of(span.as_ref(), row, part.columns / group * 2));
-                let (scales, zeros) = (halves(scales), halves(zeros));
-                check_groups(part, row, &scales, &zeros)?;
-                w4_row(packed, &scales, &zeros, *group, lane, out);
-            }
-            Ok(())
-        }
-        Encoding::Turned(ty) => turned_rows(part, *ty, first, lanes, out),
-        Encoding::ToQ8(from) => (0..lanes).try_for_each(|lane| q8_row(part, *from, first + lane, lane, out)),
-        Encoding::ToW4 { from, group } => {
-            for lane in 0..lanes {
-                quantised_row(part, *from, *group, first + lane, lane, out)?;
-            }
-            Ok(())
-        }
-    }
-}
-
-/// Puts rows `first..first + lanes` of a matrix that lies column after column into a tile of plain numbers.
-fn turned_rows(
-    part: &Rows,
-    ty: GgmlType,
-    first: usize,
-    lanes: usize,
-    out: &mut [u8],
-) -> Result<(), RepackError> {
-    let (block, block_bytes) = (ty.block_values(), ty.block_bytes());
-    // The blocks of a column that have these rows.
-    let (from, to) = (first / block, (first + lanes).div_ceil(block));
-    let mut values = vec![0f32; (to - from) * block];
-    let mut rows = vec![0f32; lanes * part.columns];
-    for column in 0..part.columns {
-        let bytes = row_of(part.bytes.as_ref(), column, part.rows / block * block_bytes);
-        dequantize(ty, &bytes[from * block_bytes..to * block_bytes], &mut values)?;
-        for lane in 0..lanes {
-            rows[lane * part.columns + column] = values[first - from * block + lane];
-        }
-    }
-    for (lane, row) in rows.chunks_exact(part.columns).enumerate() {
-        let bytes: Vec<u8> = row.iter().flat_map(|value| value.to_le_bytes()).collect();
-        Format::F32.put_numbers(out, lane, &bytes);
-    }
-    Ok(())
-}
-
-/// Quantises a row of plain numbers to 8 bits on its way into a tile: scale = largest / 127 for each 32 columns, stored as
-/// f16, codes rounded half to even with the scale before it is rounded.
-fn q8_row(part: &Rows, from: GgmlType, row: usize, lane: usize, out: &mut [u8]) -> Result<(), RepackError> {
-    const COLUMNS: usize = 32;
-    const MOST: f32 = 127.0;
-    let columns = part.columns;
-    let mut values = vec![0f32; columns];
-    dequantize(from, row_of(part.bytes.as_ref(), row, columns * from.block_bytes()), &mut values)?;
-    if let Some(column) = values.iter().position(|value| !value.is_finite()) {
-        return Err(RepackError::NotFinite { tensor: part.name.clone(), row, column, value: values[column] });
-    }
-    for (index, values) in values.chunks(COLUMNS).enumerate() {
-        let scale = values.iter().fold(0f32, |most, value| most.max(value.abs())) / MOST;
-        let mut codes = [128u8; COLUMNS];
-        if scale > 0.0 {
-            for (code, value) in codes.iter_mut().zip(values) {
-                *code = ((value / scale).round_ties_even().clamp(-MOST, MOST) + 128.0) as u8;
-            }
-        }
-        let stored = f16::from_f32(scale);
-        if !stored.is_finite() {
-            let most = scale * MOST;
-            let error = QuantiseError::Range { least: -most, most };
-            return Err(RepackError::Quantise { tensor: part.name.clone(), row, error });
-        }
-        let scale = stored.to_bits();
-        Format::Q8_0.put_codes(out, lane, index * COLUMNS, &codes, Scales { scale, ..Scales::default() });
-    }
-    Ok(())
-}
-
-/// Quantises a row of plain numbers on its way into a tile.
-fn quantised_row(
-    part: &Rows,
-    from: GgmlType,
-    group: usize,
-    row: usize,
-    lane: usize,
-    out: &mut [u8],
-) -> Result<(), RepackError> {
-    let columns = part.columns;
-    let mut values = vec![0f32; columns];
-    dequantize(from, row_of(part.bytes.as_ref(), row, columns * from.block_bytes()), &mut values)?;
-    let (mut codes, mut packed) = (vec![0u8; columns], vec![0u8; columns / 2]);
-    let (mut scales, mut zeros) = (Vec::new(), Vec::new());
-    for (values, codes) in values.chunks(group).zip(codes.chunks_mut(group)) {
-        let found = quantise_group(values, codes).map_err(|error| RepackError::Quantise {
-            tensor: part.name.clone(),
-            row,
-            error,
-        })?;
-        scales.push(found.scale.to_bits());
-        zeros.push(found.zero.to_bits());
-    }
-    pack_codes(&codes, &mut packed);
-    w4_row(&packed, &scales, &zeros, group, lane, out);
-    Ok(())
-}
-
-/// Row `row` of rows of `length` bytes.
-fn row_of(bytes: &[u8], row: usize, length: usize) -> &[u8] {
-    &bytes[row * length..][..length]
-}
-
-fn ggml_row(part: &Rows, ty: GgmlType, row: usize, lane: usize, out: &mut [u8]) -> Result<(), RepackError> {
-    let format = format_of(ty);
-    let values = ty.block_values();
-    let bytes = row_of(part.bytes.as_ref(), row, part.columns / values * ty.block_bytes());
-    if matches!(format, Format::F32 | Format::F16 | Format::Bf16) {
-        format.put_numbers(out, lane, bytes);
-        return Ok(());
-    }
-    let mut unpacked = Unpacked::default();
-    for (index, block) in bytes.chunks_exact(ty.block_bytes()).enumerate() {
-        unpack_block(ty, block, &mut unpacked)?;
-        let scale = match ty {
-            GgmlType::MXFP4 => u16::from(unpacked.scales[0]),
-            _ => unpacked.d,
-        };
-        let scales = Scales { scale, offset: unpacked.m, scales: &unpacked.scales, offsets: &unpacked.mins };
-        format.put_codes(out, lane, index * values, &unpacked.codes[..values], scales);
-    }
-    Ok(())
-}
-
-/// Scales must be numbers from 0 on and zero points whole numbers from 0 to 15. Looked at here, where they are read
-/// anyway: starts that find the tiles made read neither.
-fn check_groups(part: &Rows, row: usize, scales: &[u16], zeros: &[u16]) -> Result<(), RepackError> {
-    let number = |bits: u16| f16::from_bits(bits).to_f32();
-    let sound = |scale: f32, zero: f32| {
-        scale.is_finite() && scale >= 0.0 && (0.0..=15.0).contains(&zero) && zero.fract() == 0.0
-    };
-    for (group, (&scale, &zero)) in scales.iter().zip(zeros).enumerate() {
-        let (scale, zero) = (number(scale), number(zero));
-        if !sound(scale, zero) {
-            return Err(RepackError::Group {
-                path: part.bytes.file().path().to_owned(),
-                tensor: part.name.clone(),
-                row,
-                group,
-                scale,
-                zero,
-            });
-        }
-    }
-    Ok(())
-}
-
-/// Puts one row of `dg-w4a16-v1` codes, two a byte, with the bits of its f16 scales and zero points into a tile.
-fn w4_row(packed: &[u8], scales: &[u16], zeros: &[u16], group: usize, lane: usize, out: &mut [u8]) {
-    /// Columns of a block of the kernels' layout; both groups of a file are multiples of it.
-    const COLUMNS: usize = 64;
-    for (index, bytes) in packed.chunks(COLUMNS / 2).enumerate() {
-        let first = index * COLUMNS;
-        let at = first / group;
-        let scales = Scales { scale: scales[at], offset: zeros[at], ..Scales::default() };
-        Format::W4.put_nibbles(out, lane, first, bytes, scales);
-    }
-}
-
-fn u16s(bytes: &[u8]) -> Vec<u16> {
-    bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect()
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
     use crate::checkpoint::mapping::Mapping;
+    use crate::checkpoint::quant::dequantize;
+    use crate::checkpoint::rows::Span;
+    use half::f16;
     use std::sync::Arc;
 
     /// A row of 64 columns whose one group has this scale and zero point.

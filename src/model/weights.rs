@@ -14,7 +14,7 @@ use serde::Serialize;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::error::ModelError;
-use super::pieces::each_piece;
+use super::pieces::{each_piece, each_run};
 use super::repack::{Blueprint, RepackError};
 use super::sums::sums_of;
 use crate::checkpoint::mapping::Mapping;
@@ -26,6 +26,8 @@ const LAYOUT: u32 = 2;
 const MAGIC: &[u8; 8] = b"AXETILES";
 /// Matrices start at multiples of a page, so that the device can use the mapped file in place.
 const PAGE: usize = 4096;
+/// Bytes that are still in a processor's cache when they are written after being added up.
+const CACHED: usize = 256 << 10;
 /// Ends the names of files of repacked weights.
 const TILES: &str = ".tiles";
 /// Most files that stay, the one in use and those used last.
@@ -190,12 +192,26 @@ fn upload(
         .map(|blueprint| Ok(matrix(blueprint, device.alloc(Purpose::Weights, blueprint.bytes())?)))
         .collect::<Result<_, ModelError>>()?;
     let mut done = 0;
-    each_piece(blueprints, |index, at, bytes| -> Result<(), ModelError> {
-        device.write(&matrices[index].buffer, at, bytes)?;
-        done += bytes.len();
+    let mut tell = |bytes: usize| {
+        done += bytes;
         progress(done as f32 / total);
-        Ok(())
-    })?;
+    };
+    if device.info().unified_memory {
+        // Made where they are to lie: whatever else they went through would take longer than to repack them.
+        each_run(blueprints, |run| -> Result<(), ModelError> {
+            let (buffer, place) = (&matrices[run.matrix].buffer, run.place(blueprints));
+            let bytes = place.len();
+            device.map_write(buffer, place, |out| blueprints[run.matrix].write(run.tile, out))??;
+            tell(bytes);
+            Ok(())
+        })?;
+    } else {
+        each_piece(blueprints, |index, at, bytes| -> Result<(), ModelError> {
+            device.write(&matrices[index].buffer, at, bytes)?;
+            tell(bytes.len());
+            Ok(())
+        })?;
+    }
     Ok(matrices)
 }
 
@@ -358,8 +374,12 @@ impl<'a> Plan<'a> {
         let mut done = 0;
         let mut sums: Vec<Xxh3> = self.blueprints.iter().map(|_| Xxh3::new()).collect();
         each_piece(self.blueprints, |matrix, at, bytes| -> Result<(), PieceFault> {
-            sums[matrix].update(bytes);
-            file.write_all_at(bytes, (self.starts[matrix] + at) as u64).map_err(PieceFault::Io)?;
+            let mut to = (self.starts[matrix] + at) as u64;
+            for bytes in bytes.chunks(CACHED) {
+                sums[matrix].update(bytes);
+                file.write_all_at(bytes, to).map_err(PieceFault::Io)?;
+                to += bytes.len() as u64;
+            }
             done += bytes.len();
             progress(done as f32 / total);
             Ok(())

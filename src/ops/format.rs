@@ -1,11 +1,13 @@
 //! How repacked weights lie in memory; the same layout as `cl/include/weights.h`, which says why.
 
 mod codes;
+mod pack;
 
 use half::{bf16, f16};
 
 use super::round_up;
 use codes::{Codes, GROUP};
+pub use pack::Lanes;
 
 /// Outputs (rows of the weight matrix) in a tile.
 pub const TILE: usize = 16;
@@ -171,11 +173,6 @@ impl Format {
         }
     }
 
-    /// The 32 codes of a row's group, of which `word` gives the words.
-    pub(super) fn group_codes(self, word: impl Fn(usize) -> u32) -> [u8; GROUP] {
-        std::array::from_fn(|column| self.codes().code(column, &word) as u8)
-    }
-
     fn codes(self) -> Codes {
         match self {
             Self::F32 => Codes::Numbers(4),
@@ -247,79 +244,11 @@ impl Format {
 
     /// Offsets in a tile of the block and of the codes of the group that `column` lies in.
     fn place(self, column: usize) -> (usize, usize) {
+        // A power of two.
+        let groups = self.block_groups();
         let group = column / GROUP;
-        let block = group / self.block_groups() * self.block_bytes();
-        (block, block + self.scale_bytes() + group % self.block_groups() * self.group_bytes())
-    }
-
-    /// Puts [`block_codes`](Self::block_codes) codes of one row into a zeroed tile, as its `lane`-th row from column
-    /// `first` on; a row's last block may be shorter by whole groups of 32. `tile` must be
-    /// [`tile_bytes`](Self::tile_bytes) long and `first` a multiple of `block_codes`.
-    pub fn put_codes(self, tile: &mut [u8], lane: usize, first: usize, codes: &[u8], scales: Scales<'_>) {
-        let (block, _) = self.place(first);
-        let mut half = |at: usize, bits: u16| {
-            let at = block + at + lane * 2;
-            tile[at..at + 2].copy_from_slice(&bits.to_le_bytes());
-        };
-        let group = first / GROUP;
-        match self.scaling() {
-            Scaling::None => {}
-            Scaling::Halves => half(group % 2 * 32, scales.scale),
-            Scaling::Whole { offset } | Scaling::Groups { offset, .. } => {
-                half(0, scales.scale);
-                if offset {
-                    half(32, scales.offset);
-                }
-            }
-            Scaling::Shared => {
-                half(0, scales.scale);
-                half(32, scales.offset);
-            }
-            Scaling::Exponents => tile[block + group % 4 * TILE + lane] = scales.scale as u8 ^ 0x80,
-        }
-        match self.scaling() {
-            Scaling::Groups { groups, offset } => {
-                for (i, &s) in scales.scales.iter().take(groups).enumerate() {
-                    tile[block + 64 + i * TILE + lane] = s;
-                }
-                for (i, &s) in scales.offsets.iter().take(if offset { groups } else { 0 }).enumerate() {
-                    tile[block + 64 + (groups + i) * TILE + lane] = s;
-                }
-            }
-            Scaling::Shared => {
-                for (i, (&s, &o)) in scales.scales.iter().zip(scales.offsets).take(16).enumerate() {
-                    tile[block + 64 + i * TILE + lane] = s & 15 | o << 4;
-                }
-            }
-            _ => {}
-        }
-        for (g, group) in codes.chunks_exact(GROUP).enumerate() {
-            let (_, base) = self.place(first + g * GROUP);
-            for (word, value) in
-                self.codes().words(group).into_iter().take(self.group_bytes() / 64).enumerate()
-            {
-                let at = base + (word * TILE + lane) * 4;
-                tile[at..at + 4].copy_from_slice(&value.to_le_bytes());
-            }
-        }
-    }
-
-    /// As [`put_codes`](Self::put_codes) for a format of 4-bit codes with nothing above them, which lie two a byte, the lower
-    /// nibble first: four bytes of them are a word of a tile as they are.
-    pub fn put_nibbles(self, tile: &mut [u8], lane: usize, first: usize, packed: &[u8], scales: Scales<'_>) {
-        self.put_codes(tile, lane, first, &[], scales);
-        for (g, group) in packed.chunks_exact(GROUP / 2).enumerate() {
-            let (_, base) = self.place(first + g * GROUP);
-            put_elements::<4>(&mut tile[base..base + self.group_bytes()], lane, group);
-        }
-    }
-
-    /// Puts plain numbers of one row (little-endian elements of F32, F16 or BF16) into a tile, from column 0 on.
-    pub fn put_numbers(self, tile: &mut [u8], lane: usize, elements: &[u8]) {
-        match self {
-            Self::F32 => put_elements::<4>(tile, lane, elements),
-            _ => put_elements::<2>(tile, lane, elements),
-        }
+        let block = (group >> groups.trailing_zeros()) * self.block_bytes();
+        (block, block + self.scale_bytes() + (group & (groups - 1)) * self.group_bytes())
     }
 
     /// The weight at `column` of the `lane`-th row of a tile, computed as the file's format defines it.
@@ -367,15 +296,6 @@ impl Format {
     }
 }
 
-/// Puts elements of `N` bytes where those of a lane stand: every sixteenth.
-fn put_elements<const N: usize>(tile: &mut [u8], lane: usize, elements: &[u8]) {
-    let (places, _) = tile.as_chunks_mut::<N>();
-    let (elements, _) = elements.as_chunks::<N>();
-    for (place, element) in places.iter_mut().skip(lane).step_by(TILE).zip(elements) {
-        *place = *element;
-    }
-}
-
 /// The scale that an exponent of MXFP4 stands for: 2^(exponent - 128), halved because the codebook's numbers are doubled.
 fn power(exponent: u8) -> f32 {
     let bits = match exponent {
@@ -383,25 +303,4 @@ fn power(exponent: u8) -> f32 {
         _ => (u32::from(exponent) - 1) << 23,
     };
     f32::from_bits(bits)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nibbles_that_lie_as_in_files_become_the_codes_they_are() {
-        let packed: Vec<u8> = (0..32).map(|at| (at * 37 + 11) as u8).collect();
-        let codes: Vec<u8> = packed.iter().flat_map(|byte| [byte & 15, byte >> 4]).collect();
-        for lane in [0, 7, TILE - 1] {
-            for first in [0, 64, 128] {
-                let scales = Scales { scale: 0x2c01, offset: 0x4703, ..Scales::default() };
-                let mut tiles = [(); 2].map(|()| vec![0; Format::W4.tile_bytes(192)]);
-                Format::W4.put_codes(&mut tiles[0], lane, first, &codes, scales);
-                Format::W4.put_nibbles(&mut tiles[1], lane, first, &packed, scales);
-                assert_eq!(tiles[0], tiles[1], "lane {lane}, column {first}");
-                assert!(tiles[0].iter().any(|&byte| byte != 0));
-            }
-        }
-    }
 }

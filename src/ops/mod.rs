@@ -24,7 +24,7 @@ mod xmx;
 pub use attention::{ATTENTION_START, Attention, Pairing, ROTATE_START, Rotation, attention_reference};
 pub use cache::{Cache, CacheKind, MOST_HEAD_SIZE};
 pub use choice::{RowTop, TOP, choice_reference, choice_values, read_choices};
-pub use format::{Format, ROW_MULTIPLE, Scales, TILE};
+pub use format::{Format, Lanes, ROW_MULTIPLE, Scales, TILE};
 pub use head::{
     HEAD_BARRED, HEAD_CANVAS, HEAD_GREEDY, HEAD_SEED_HI, HEAD_SEED_LO, HEAD_STEP, HEAD_TEMPERATURE,
     HeadOptions, HeadReference, HeadRow, HeadRun, HeadState, MOST_BARRED, embed_reference, head_noise,

@@ -9,7 +9,9 @@ use std::path::Path;
 use serde_json::Value;
 
 pub use experts::{W4Experts, W4Layer};
-pub use quantise::{Group, QuantiseError, dequantise_row, pack_codes, quantise_group};
+pub use quantise::{
+    Group, QuantiseError, dequantise_row, extremes, not_finite, pack_codes, quantise_group, rounded,
+};
 
 use super::safetensors::{Fault, Place, SafetensorsError, read_json};
 

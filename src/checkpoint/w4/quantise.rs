@@ -50,11 +50,10 @@ pub enum QuantiseError {
 /// # Errors
 /// Weights that are not finite, or too far apart for an f16 scale.
 pub fn quantise_group(weights: &[f32], codes: &mut [u8]) -> Result<Group, QuantiseError> {
-    if let Some(index) = weights.iter().position(|weight| !weight.is_finite()) {
+    if let Some(index) = not_finite(weights) {
         return Err(QuantiseError::NotFinite { index, value: weights[index] });
     }
-    let least = weights.iter().copied().fold(f32::INFINITY, f32::min);
-    let most = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let (least, most) = extremes(weights);
     let scale = (most - least).max(LEAST_RANGE) / MOST;
     let stored = f16::from_f32(scale);
     if !stored.is_finite() {
@@ -63,9 +62,35 @@ pub fn quantise_group(weights: &[f32], codes: &mut [u8]) -> Result<Group, Quanti
     // Adding zero makes one of the two zeros of it.
     let zero = (-least / scale).round_ties_even().clamp(0.0, MOST) + 0.0;
     for (code, &weight) in codes.iter_mut().zip(weights) {
-        *code = (weight / scale + zero).round_ties_even().clamp(0.0, MOST) as u8;
+        *code = rounded((weight / scale + zero).clamp(0.0, MOST), 0);
     }
     Ok(Group { scale: stored, zero: f16::from_f32(zero) })
+}
+
+/// The first of the values that is NaN or infinite.
+pub fn not_finite(values: &[f32]) -> Option<usize> {
+    // All are looked at, since that is faster than to stop at the first one.
+    let any = values.iter().fold(false, |any, value| any | !value.is_finite());
+    if any { values.iter().position(|value| !value.is_finite()) } else { None }
+}
+
+/// The least and the largest of finite values; infinities the other way round where there are none.
+pub fn extremes(values: &[f32]) -> (f32, f32) {
+    const AT_ONCE: usize = 8;
+    let (mut least, mut most) = ([f32::INFINITY; AT_ONCE], [f32::NEG_INFINITY; AT_ONCE]);
+    for values in values.chunks(AT_ONCE) {
+        for ((least, most), &value) in least.iter_mut().zip(&mut most).zip(values) {
+            *least = if value < *least { value } else { *least };
+            *most = if value > *most { value } else { *most };
+        }
+    }
+    (least.into_iter().fold(f32::INFINITY, f32::min), most.into_iter().fold(f32::NEG_INFINITY, f32::max))
+}
+
+/// `value + zero` rounded half to even, where that is from 0 to 255 and `zero` is even: from 2^23 on, the bits of an f32 count
+/// whole numbers.
+pub fn rounded(value: f32, zero: u8) -> u8 {
+    (value + (8_388_608.0 + f32::from(zero))).to_bits() as u8
 }
 
 /// Writes two codes a byte, the first in the lower nibble.
@@ -102,6 +127,46 @@ pub fn dequantise_row(rows: &Rows, row: usize, out: &mut [f32]) -> Result<(), Qu
                 }
             }
             Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_round_half_to_even_from_any_zero() {
+        for step in -127 * 8..=127 * 8 {
+            // Eighths, and what lies just beside them.
+            let eighths = step as f32 / 8.0;
+            for value in
+                [eighths.next_down(), eighths, eighths.next_up()].map(|x: f32| x.clamp(-127.0, 127.0))
+            {
+                let expected = value.round_ties_even();
+                assert_eq!(f32::from(rounded(value, 128)) - 128.0, expected, "{value:e}");
+                if value >= 0.0 {
+                    assert_eq!(f32::from(rounded(value, 0)), expected, "{value:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn extremes_are_found_in_every_place() {
+        for length in 1..20 {
+            for at in 0..length {
+                let mut values = vec![0.5; length];
+                values[at] = 2.0;
+                assert_eq!(extremes(&values), (if length == 1 { 2.0 } else { 0.5 }, 2.0));
+                values[at] = -2.0;
+                assert_eq!(extremes(&values), (-2.0, if length == 1 { -2.0 } else { 0.5 }));
+                assert_eq!(not_finite(&values), None);
+                for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    values[at] = wrong;
+                    assert_eq!(not_finite(&values), Some(at));
+                }
+            }
         }
     }
 }

@@ -78,8 +78,8 @@ pub(super) fn heads(layer: &LayerConfig, cache: CacheKind) -> Heads {
 /// Adds the launches of a pass one op after the other. Between layers the stream is in `residual[0]`; inside a layer, once
 /// the attention branch has joined, it is in `residual[1]`.
 ///
-/// Where matrices are of the `vector` family, whatever makes rows packs them for the product that follows; the `xmx` family needs
-/// a row's largest number first, and packs by a launch of its own.
+/// By the `vector` family, whatever makes rows packs them for the product that follows; the `xmx` family needs a row's largest number
+/// first, and packs most rows by a launch of its own.
 struct Builder<'a> {
     model: &'a DiffusionGemma,
     rows: usize,
@@ -189,7 +189,7 @@ impl<'a> Builder<'a> {
         let values = &scratch.inner;
         let inner = Output { rows: values, at: 0, stride: model.strides.inner };
         match gate_up {
-            GateUp::Joined(matrix) if matrix.family == Family::Vector && down.family == Family::Vector => {
+            GateUp::Joined(matrix) if model.kernels.family() == Family::Vector => {
                 self.pack(matrix.family)?;
                 let (device, rows, input) = (&model.device, self.rows, self.packed());
                 let inner = PackedRows { packed: values, sums: &scratch.inner_sums };
@@ -307,7 +307,7 @@ impl<'a> Builder<'a> {
         let mut input = self.stream(&layer.norms.dense);
         input.branch = Some((&scratch.branch, &layer.norms.attention_branch, &scratch.residual[1]));
         self.take(input);
-        if self.routed_beside(layer) {
+        if model.kernels.family() == Family::Vector {
             let router = PackedRows { packed: &scratch.router_packed, sums: &scratch.router_sums };
             let (norm, packed) = (&layer.router_norm, self.packed());
             let launch =
@@ -319,19 +319,13 @@ impl<'a> Builder<'a> {
         self.network(&layer.gate_up, &layer.down, Finish::Store, &dense)
     }
 
-    /// Whether the router's rows can be packed along with those of the dense network.
-    fn routed_beside(&self, layer: &Layer) -> bool {
-        let (GateUp::Joined(first) | GateUp::Apart(first, _)) = &layer.gate_up;
-        first.family == Family::Vector && layer.router.family == Family::Vector
-    }
-
     /// Which experts the rows go to.
     fn route(&mut self, layer: &'a Layer) -> Result<(), ModelError> {
         let model = self.model;
         let (device, kernels, routing, rows) = (&model.device, &model.kernels, &model.routing, self.rows);
         let (scratch, stride) = (&model.scratch, model.strides.scores);
         let (scales, chosen) = (&layer.per_expert_scale, &layer.chosen);
-        if self.routed_beside(layer) {
+        if model.kernels.family() == Family::Vector {
             let router = Router {
                 logits: &scratch.scores,
                 stride,

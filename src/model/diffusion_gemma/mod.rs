@@ -28,9 +28,9 @@ use super::weights;
 use crate::device::process::release_unused;
 use crate::device::{Buffer, Device, Launch, Purpose};
 use crate::ops::{
-    Cache, CacheKind, Experts, Format, HeadOptions, HeadRow, HeadRun, HeadState, Heads, Kernels, Matrix,
-    OpsError, Products, Routing, STRIDE_MULTIPLE, round_up, self_test, self_test_fused, self_test_head,
-    self_test_moe,
+    Cache, CacheKind, Experts, Family, Format, HeadOptions, HeadRow, HeadRun, HeadState, Heads, Kernels,
+    Matrix, OpsError, Products, Routing, STRIDE_MULTIPLE, round_up, self_test, self_test_fused,
+    self_test_head, self_test_moe,
 };
 use builder::Mode;
 use layer::{Layer, Scalars};
@@ -233,8 +233,10 @@ impl DiffusionGemma {
         of_experts.sort_unstable();
         of_experts.dedup();
         self_test_moe(device, kernels, &of_experts)?;
-        let [gated, routers] = parts.fused(kernels.products());
-        self_test_fused(device, kernels, &gated, &routers)?;
+        if kernels.family() == Family::Vector {
+            let [gated, routers] = parts.fused();
+            self_test_fused(device, kernels, &gated, &routers)?;
+        }
         self_test_head(device, kernels, parts.blueprints[parts.table].format())
     }
 

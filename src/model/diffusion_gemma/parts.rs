@@ -202,18 +202,15 @@ impl Parts {
         }
     }
 
-    /// The formats that fused launches meet where these make the products: gated networks', and routers'.
-    pub(super) fn fused(&self, products: Products) -> [Vec<Format>; 2] {
-        let vector = |matrix: usize| {
-            let format = self.blueprints[matrix].format();
-            (products.family(format) == Family::Vector).then_some(format)
-        };
+    /// The formats that the fused launches of the `vector` family meet: gated networks', and routers'.
+    pub(super) fn fused(&self) -> [Vec<Format>; 2] {
+        let format = |matrix: usize| self.blueprints[matrix].format();
         let networks = self.layers.iter().map(|layer| &layer.gate_up);
         let gated = networks.chain([&self.conditioning.gate_up]).filter_map(|gate_up| match *gate_up {
-            GateUp::Joined(both) => vector(both),
+            GateUp::Joined(both) => Some(format(both)),
             GateUp::Apart(..) => None,
         });
-        let routers = self.layers.iter().filter_map(|layer| vector(layer.router));
+        let routers = self.layers.iter().map(|layer| format(layer.router));
         [gated.collect(), routers.collect()].map(|mut formats: Vec<Format>| {
             formats.sort_unstable();
             formats.dedup();

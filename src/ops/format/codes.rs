@@ -46,41 +46,42 @@ impl Codes {
         }
     }
 
-    /// The words of 32 codes, of which there are `bytes() / 64`. This is most of the work of a start that repacks, so it goes
-    /// by words, not by [`parts`](Self::parts).
-    pub(super) fn words(self, codes: &[u8]) -> [u32; 8] {
+    /// The words of 32 codes, of which there are `bytes() / 64`; the others are zero. This is most of the work of a start that
+    /// repacks, so it goes by eight codes at a time, not by [`parts`](Self::parts).
+    pub(super) fn words(self, codes: &[u8; GROUP]) -> [u32; 8] {
+        let eights = codes.as_chunks::<8>().0.iter().map(|eight| u64::from_le_bytes(*eight));
         let mut words = [0; 8];
-        // The first code lowest, `bits` apart.
-        let joined = |codes: &[u8], bits: usize| {
-            codes.iter().rev().fold(0, |word, &code| word << bits | u32::from(code))
-        };
         match self {
             Self::Numbers(_) => {}
             Self::Nibbles { high } => {
-                for (j, eight) in codes.chunks_exact(8).enumerate() {
-                    words[j] = eight.iter().rev().fold(0, |word, &code| word << 4 | u32::from(code & 15));
+                for (j, eight) in eights.enumerate() {
+                    words[j] = joined::<4>(eight & LOW_NIBBLES);
                     if high > 0 {
-                        let above =
-                            eight.iter().rev().fold(0, |word, &code| word << 4 | u32::from(code >> 4));
+                        let above = joined::<4>(eight >> 4 & LOW_NIBBLES);
                         words[4 + j * high / 4] |= above.rotate_left(4) << (j * high % 4);
                     }
                 }
             }
             Self::Bytes => {
-                for (word, four) in words.iter_mut().zip(codes.chunks_exact(4)) {
-                    *word = joined(four, 8);
+                for (word, four) in words.iter_mut().zip(codes.as_chunks::<4>().0) {
+                    *word = u32::from_le_bytes(*four);
                 }
             }
             Self::Pairs => {
-                for (word, sixteen) in words.iter_mut().zip(codes.chunks_exact(16)) {
-                    *word = joined(sixteen, 2);
+                for (j, eight) in eights.enumerate() {
+                    words[j / 2] |= joined::<2>(eight) << (16 * (j % 2));
                 }
             }
             Self::Triples => {
-                for (half, sixteen) in codes.chunks_exact(16).enumerate() {
-                    let last = u32::from(sixteen[15]);
-                    words[half] = joined(&sixteen[..10], 3) | (last & 3) << 30;
-                    words[2] |= (joined(&sixteen[10..15], 3) | last >> 2 << 15) << (16 * half);
+                for (j, eight) in eights.enumerate() {
+                    let (half, eight) = (j / 2, joined::<3>(eight));
+                    if j % 2 == 0 {
+                        words[half] = eight;
+                    } else {
+                        let last = eight >> 21;
+                        words[half] |= (eight & 0o77) << 24 | (last & 3) << 30;
+                        words[2] |= (eight >> 6 & 0o77777 | last >> 2 << 15) << (16 * half);
+                    }
                 }
             }
         }
@@ -117,6 +118,18 @@ impl Codes {
             ],
         }
     }
+}
+
+/// The lower half of each byte.
+const LOW_NIBBLES: u64 = 0x0F0F_0F0F_0F0F_0F0F;
+
+/// Eight codes of `BITS` bits, at most four, from bytes that hold nothing else, the first lowest: two and two, four and four,
+/// and then all of them are moved together.
+fn joined<const BITS: usize>(eight: u64) -> u32 {
+    let mask = |bits: usize| (1u64 << bits) - 1;
+    let two = (eight | eight >> (8 - BITS)) & (mask(2 * BITS) * 0x0001_0001_0001_0001);
+    let four = (two | two >> (16 - 2 * BITS)) & (mask(4 * BITS) * 0x0000_0001_0000_0001);
+    ((four | four >> (32 - 4 * BITS)) & mask(8 * BITS)) as u32
 }
 
 /// Some bits of a code.
@@ -167,6 +180,27 @@ mod tests {
             }
             assert!(all[..count].iter().all(|&word| word == u32::MAX), "{codes:?}");
             assert!(all[count..].iter().all(|&word| word == 0), "{codes:?}");
+        }
+    }
+
+    #[test]
+    fn words_hold_any_codes_beside_each_other() {
+        for codes in [
+            Codes::Nibbles { high: 0 },
+            Codes::Nibbles { high: 1 },
+            Codes::Nibbles { high: 2 },
+            Codes::Bytes,
+            Codes::Pairs,
+            Codes::Triples,
+        ] {
+            for turn in 0..64u32 {
+                let mixed = |at: u32| (turn * 32 + at + 1).wrapping_mul(2_654_435_761) >> 11;
+                let values: [u8; GROUP] = std::array::from_fn(|at| (mixed(at as u32) % codes.below()) as u8);
+                let words = codes.words(&values);
+                for (at, &code) in values.iter().enumerate() {
+                    assert_eq!(codes.code(at, |word| words[word]), u32::from(code), "{codes:?}, column {at}");
+                }
+            }
         }
     }
 }

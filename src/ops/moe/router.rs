@@ -117,8 +117,13 @@ impl Kernels {
             self.choosing(OP, router, chosen, routing, rows)?;
         let [count, top, stride, flags, groups, used] = numbers;
         let [scales, bias] = experts;
+        // A row's lanes, and how many they are.
+        let (kernel, lanes) = match self.family() {
+            Family::Vector => (self.moe_kernel(device, OP)?, 1),
+            Family::Xmx => self.xmx(OP)?.route_kernel(device)?,
+        };
         Ok(Launch::with_args(
-            &self.moe_kernel(device, OP)?,
+            &kernel,
             &[
                 Arg::Buffer(scores),
                 Arg::Buffer(scales),
@@ -134,8 +139,8 @@ impl Kernels {
                 Arg::F32(scale),
                 Arg::Local(routing.experts * 4),
             ],
-            &[rows],
-            Some(&[1]),
+            &[rows * lanes],
+            Some(&[lanes]),
         )?)
     }
 

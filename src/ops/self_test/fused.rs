@@ -24,7 +24,7 @@ struct Fused<'a> {
     sequence: Sequence,
 }
 
-/// Runs what a model of the `vector` family fuses: gated networks of these formats, and routers of those.
+/// Runs what kernels of the `vector` family fuse: gated networks of these formats, and routers of those.
 ///
 /// # Errors
 /// As [`self_test`](super::self_test).
@@ -193,14 +193,7 @@ impl<'a> Fused<'a> {
             };
             device.enqueue(&kernels.combine(device, &join, &routing, ROWS, &result)?)?;
             if !twice {
-                device.enqueue(&kernels.pack_rows(
-                    device,
-                    &behind,
-                    ROWS,
-                    kernels.family(),
-                    &next,
-                    &next_sums,
-                )?)?;
+                device.enqueue(&kernels.pack_rows(device, &behind, ROWS, family, &next, &next_sums)?)?;
             }
             let weights = routing.weights.clone();
             Ok([packed, sums, second, second_sums, scores, chosen, weights, result, next, next_sums])

@@ -1,14 +1,23 @@
-//! The end of a layer with experts beside a network for all rows.
+//! Around experts: their choice, and the end of a layer that has them beside a network for all rows.
 
 use super::kernels::Xmx;
+use super::matmul::LANES;
 use super::programs::Which;
 use super::rows::{TEAM_ITEMS, XmxRows};
-use crate::device::{Arg, Buffer, Device, Launch};
+use crate::device::{Arg, Buffer, Device, Kernel, Launch};
 use crate::ops::OpsError;
 use crate::ops::check::{check, int};
 use crate::ops::moe::CombineBuffers;
 
 impl Xmx {
+    /// The kernel that chooses experts, of the same arguments as that of the `vector` family, and the work-items of a row.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub(in crate::ops) fn route_kernel(&self, device: &Device) -> Result<(Kernel, usize), OpsError> {
+        Ok((self.kernel(device, Which::Route, "route")?, LANES))
+    }
+
     /// What [`Kernels::combine`](crate::ops::Kernels::combine) does, by sub-groups; `next`: the weight of the result's norm, and
     /// where the normed rows are rounded to for what follows. The numbers have been looked at.
     pub(in crate::ops) fn combine(

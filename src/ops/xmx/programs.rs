@@ -13,6 +13,7 @@ const WEIGHTS: &str = include_str!("../../../cl/xmx/weights.h");
 const PRODUCTS: &str = include_str!("../../../cl/xmx/products.h");
 const FINISH: &str = include_str!("../../../cl/xmx/finish.h");
 const TEAM: &str = include_str!("../../../cl/xmx/team.h");
+const ROUTE: &str = include_str!("../../../cl/xmx/route.cl");
 const COMBINE: &str = include_str!("../../../cl/xmx/combine.cl");
 const PREPARE: &str = include_str!("../../../cl/xmx/prepare.cl");
 const MATMUL: &str = include_str!("../../../cl/xmx/matmul.cl");
@@ -60,6 +61,7 @@ pub struct XmxProgram {
 pub(super) enum Which {
     Prepare,
     Combine,
+    Route,
     Matmul(Format, XmxTerms),
     Experts(Format, XmxTerms),
     Head(Format, XmxTerms),
@@ -94,7 +96,7 @@ pub(super) const FORMATS: [Format; 16] = [
 
 /// All programs of the family.
 pub fn xmx_programs() -> Vec<XmxProgram> {
-    let mut all = vec![Which::Prepare, Which::Combine];
+    let mut all = vec![Which::Prepare, Which::Combine, Which::Route];
     for terms in [XmxTerms::One, XmxTerms::Two] {
         all.extend(FORMATS.map(|format| Which::Matmul(format, terms)));
         all.extend(FORMATS.map(|format| Which::Experts(format, terms)));
@@ -112,6 +114,7 @@ impl Which {
         match self {
             Self::Prepare => "xmx/prepare.cl".to_owned(),
             Self::Combine => "xmx/combine.cl".to_owned(),
+            Self::Route => "xmx/route.cl".to_owned(),
             Self::Matmul(format, terms) => product_label("matmul", format, terms),
             Self::Experts(format, terms) => product_label("experts", format, terms),
             Self::Head(format, terms) => product_label("head", format, terms),
@@ -126,6 +129,7 @@ impl Which {
         match self {
             Self::Prepare => format!("{DEVICE}{TEAM}{PREPARE}"),
             Self::Combine => format!("{DEVICE}{TEAM}{COMBINE}"),
+            Self::Route => format!("{DEVICE}{ROUTE}"),
             Self::Matmul(format, terms) => {
                 format!(
                     "{}{DEVICE}{WEIGHTS}{PRODUCTS}{FINISH}{MATMUL}",
@@ -166,7 +170,7 @@ impl Which {
             Self::Matmul(format, terms) | Self::Experts(format, terms) | Self::Head(format, terms) => {
                 Some((format, terms))
             }
-            Self::Prepare | Self::Combine | Self::Rotate(_) | Self::Attention { .. } => None,
+            Self::Prepare | Self::Combine | Self::Route | Self::Rotate(_) | Self::Attention { .. } => None,
         }
     }
 
@@ -181,7 +185,7 @@ impl Which {
 
     /// Whether its kernels need the most registers that a thread can have.
     pub(super) fn many_registers(self) -> bool {
-        !matches!(self, Self::Prepare | Self::Combine | Self::Rotate(_))
+        !matches!(self, Self::Prepare | Self::Combine | Self::Route | Self::Rotate(_))
     }
 
     fn program(self) -> XmxProgram {
@@ -213,6 +217,8 @@ impl Which {
             // Choices and counts, once a row.
             Self::Prepare => vec![XmxExpected { scattered_loads: 1, ..plain("prepare", 128, 320) }],
             Self::Combine => vec![plain("combine", 128, 96)],
+            // Of what is a score each, once a row.
+            Self::Route => vec![XmxExpected { scattered_loads: 7, ..plain("route", 128, 256) }],
             // Each value by itself has its pair's angle, of queries and of keys.
             Self::Rotate(head_size) => vec![XmxExpected {
                 scattered_loads: head_size.max(32) as u32 / 8,
