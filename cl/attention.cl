@@ -279,10 +279,12 @@ ATTEND(8, 2, 2, 2)
 // q: f32 [rows][stride] with q heads first; out: f32 [rows][out_stride]. window: positions a row sees, itself included.
 // group: query heads of a key-value head. canvas: 0, or rows of the canvas, all of which see each other. softcap:
 // scores become softcap * tanh(score / softcap); 0 leaves them. A work-item takes up to `heads` heads of a group and
-// `rows_each` rows, no more than 8 looks; global size: key-value heads times parts of a group x parts of the rows.
+// `rows_each` rows, no more than 8 looks; global size: key-value heads times parts of a group x parts of the rows. packed,
+// sums: where results are packed as well, as pack_rows would (rows.cl); packed_groups: groups of such a row, 0 for nowhere.
 KERNEL attention(ITEM global const float* q, global const cached* keys, global const cached* values, global float* out,
                  int stride, int out_stride, int rows, int start, int window, int capacity, int group, int canvas,
-                 float scale, float softcap, int heads, int rows_each) {
+                 float scale, float softcap, int heads, int rows_each, global float* packed, global float* sums,
+                 int packed_groups) {
     const int parts = (group + heads - 1) / heads, kv_head = AT(0) / parts;
     const int in_group = AT(0) % parts * heads, row = AT(1) * rows_each;
     const int head = kv_head * group + in_group;
@@ -303,4 +305,16 @@ KERNEL attention(ITEM global const float* q, global const cached* keys, global c
     case 6: LOOKS(6); break;
     default: LOOKS(8);
     }
+#if VALUE % GROUP == 0
+    if (packed_groups == 0) return;
+    for (int r = 0; r < count; r++) {
+        const int at = row + r / head_count, start = at / ROW_BLOCK * ROW_BLOCK;
+        global const float* made = result + (size_t)(r / head_count) * out_stride + r % head_count * VALUE;
+        for (int g = 0; g < VALUE / GROUP; g++)
+            pack_group(flush_tiny(vload16(2 * g, made)), flush_tiny(vload16(2 * g + 1, made)),
+                       packed + (size_t)start * packed_groups * GROUP_FLOATS, sums + (size_t)start * packed_groups * 3,
+                       (head + r % head_count) * (VALUE / GROUP) + g, packed_groups, at - start,
+                       min(ROW_BLOCK, rows - start));
+    }
+#endif
 }

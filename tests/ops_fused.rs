@@ -7,8 +7,9 @@ mod support;
 
 use axe::device::{Buffer, Device, Launch, Purpose};
 use axe::ops::{
-    Activation, CombineInput, ExpertChoice, Family, Finish, Format, Kernels, Matrix, Output, PackedRows,
-    ROW_MULTIPLE, Router, Routing, RowInput, STRIDE_MULTIPLE, TILE, round_up,
+    Activation, Attention, Cache, CacheKind, CombineInput, ExpertChoice, Family, Finish, Format, Kernels,
+    Matrix, Output, PackedRows, Products, ROW_MULTIPLE, Router, Routing, RowInput, STRIDE_MULTIPLE, TILE,
+    round_up,
 };
 use ops_support::*;
 use proptest::prelude::*;
@@ -259,6 +260,73 @@ fn fused_launches_make_the_bits_of_those_they_stand_for() {
             let count = if simulated() { 2 } else { 12 };
             check(count, &cases(format), |case| gated_holds(&device, &kernels, format, &case));
             check(count, &cases(format), |case| routed_holds(&device, &kernels, format, &case));
+        }
+    }
+}
+
+/// Attention that packs its results, beside attention, and then the packing of what it made.
+#[test]
+fn attention_packs_what_it_makes() {
+    for (device, kernels) in flavours() {
+        for (size, kv_heads, group, rows) in [(32, 2, 2, 70), (64, 1, 3, 5), (96, 2, 1, 65), (256, 1, 1, 3)] {
+            if simulated() && size > 32 {
+                continue;
+            }
+            let heads = kv_heads * group;
+            let (width, stride) = (heads * size, round_up(heads * size, STRIDE_MULTIPLE));
+            let mut random = Random(size as u64);
+            let cache = Cache::new(&device, CacheKind::F16, kv_heads, size, rows).unwrap();
+            cache.fill(&device).unwrap();
+            let q: Vec<f32> =
+                (0..rows * stride).map(|i| if i % stride < width { random.unit() } else { 0.0 }).collect();
+            let q = upload(&device, &q);
+            let [fused, apart] = [(); 2].map(|()| device.alloc(Purpose::Scratch, rows * stride * 4).unwrap());
+            device.fill(&fused, 0).unwrap();
+            device.fill(&apart, 0).unwrap();
+            let looks = |out| Attention {
+                q: &q,
+                stride,
+                out,
+                out_stride: stride,
+                q_heads: heads,
+                window: None,
+                canvas: true,
+                scale: 0.3,
+                softcap: 0.0,
+            };
+            let [one, other] =
+                [(); 2].map(|()| poisoned_packed(&device, &kernels, rows, stride).map(|(b, _)| b));
+            let plain = RowInput {
+                rows: &apart,
+                at: 0,
+                branch: None,
+                norm: None,
+                n: width,
+                stride,
+                epsilon: EPSILON,
+            };
+            let family = Family::Vector;
+            for launch in [
+                kernels.attention_and_pack(&device, &looks(&fused), &cache, rows, of(&one)).unwrap(),
+                kernels.attention(&device, &looks(&apart), &cache, rows).unwrap(),
+                kernels.pack_rows(&device, &plain, rows, family, &other[0], &other[1]).unwrap(),
+            ] {
+                device.enqueue(&launch).unwrap();
+            }
+            assert!(same_bits(&download(&device, &fused), &download(&device, &apart)), "{size}: rows");
+            // Columns behind the last head are nobody's.
+            let groups = width / 32;
+            let [one, other] =
+                [one, other].map(|[packed, sums]| [download(&device, &packed), download(&device, &sums)]);
+            if stride == width {
+                assert!(same_bits(&one[0], &other[0]) && same_bits(&one[1], &other[1]), "{size}: packed");
+                continue;
+            }
+            let each = if kernels.products() == Products::MatrixUnit { 48 } else { 32 };
+            let whole = rows.min(64) * groups * each;
+            assert!(same_bits(&one[0][..whole], &other[0][..whole]), "{size}: packed");
+            let whole = rows.min(64) * groups;
+            assert!(same_bits(&one[1][..whole], &other[1][..whole]), "{size}: sums");
         }
     }
 }

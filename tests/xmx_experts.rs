@@ -9,7 +9,7 @@ mod xmx_support;
 use axe::device::Purpose;
 use axe::ops::{
     Activation, Experts, Format, Kernels, Matrix, ROW_MULTIPLE, Routing, RowInput, STRIDE_MULTIPLE, TILE,
-    XmxTerms, round_up,
+    XmxTerms, round_up, xmx_expert_work, xmx_experts_work,
 };
 use ops_support::*;
 use proptest::prelude::*;
@@ -264,5 +264,43 @@ fn experts_of_f16() {
 fn experts_of_two_terms() {
     for format in [Format::W4, Format::Q4_1] {
         every_case(format, XmxTerms::Two);
+    }
+}
+
+/// Every expert has some rows here, so all of them are read.
+#[test]
+fn counted_bytes_are_those_of_the_buffers() {
+    const EXPERTS: usize = 8;
+    const TOP: usize = 2;
+    let Some(bench) = bench() else { return };
+    let (device, xmx) = (&bench.device, &bench.xmx);
+    let (hidden, inner, rows) = (1024, 512, 128);
+    let slots = rows * TOP;
+    for (format, terms) in
+        [(Format::W4, XmxTerms::One), (Format::Q4K, XmxTerms::Two), (Format::Q8_0, XmxTerms::Two)]
+    {
+        let made = |rows_each: usize, columns: usize, outputs: usize| {
+            let all = EXPERTS * rows_each;
+            let matrix = bench.matrix(format, &vec![0; format.matrix_bytes(all, columns)], all, columns);
+            Experts { matrix, experts: EXPERTS, outputs }
+        };
+        let (gate_up, down) = (made(2 * inner, hidden, inner), made(hidden, inner, hidden));
+        let routing = Routing::new(device, EXPERTS, TOP, rows).unwrap();
+        let (ready, inside) = (bench.rows(slots, hidden, terms), bench.rows(slots, inner, terms));
+        let out = poisoned(device, slots * hidden);
+        let silu = Activation::Silu;
+        let first = xmx.expert_gate_up(device, &gate_up, 64, silu, &routing, rows, &ready, &inside).unwrap();
+        let second = xmx.expert_down(device, &down, &routing, rows, &inside, &out, hidden).unwrap();
+        for (what, launch, shape) in
+            [("gate and up", &first, [2 * inner, hidden]), ("down", &second, [hidden, inner])]
+        {
+            let gate_up = what != "down";
+            let each = xmx_expert_work(format, terms, shape, 64, gate_up, slots / EXPERTS);
+            let what = format!("{} {what}", format.name());
+            counts_what_is_touched(&what, EXPERTS as u64 * each[0].bytes, launch);
+            // By chance nearly all have some.
+            let expected = xmx_experts_work(format, terms, shape, 64, gate_up, [EXPERTS, TOP, rows]);
+            counts_what_is_touched(&what, expected[0].bytes, launch);
+        }
     }
 }

@@ -8,7 +8,7 @@ mod xmx_support;
 
 use axe::ops::{
     Format, HeadOptions, HeadRow, HeadRun, Matrix, RowInput, STRIDE_MULTIPLE, XmxHeadState, XmxTerms,
-    head_noise, head_reference, round_up,
+    head_noise, head_reference, round_up, xmx_head_work,
 };
 use ops_support::*;
 use proptest::prelude::*;
@@ -249,4 +249,24 @@ fn a_token_that_is_no_number_is_named() {
     }
     head.table = bench.matrix(Format::F16, &tiles, 703, 32);
     assert!(head.passed(&bench, 40, &run).iter().all(|row| row.bad == 451));
+}
+
+#[test]
+fn counted_bytes_are_those_of_the_buffers() {
+    let Some(bench) = bench() else { return };
+    let (vocabulary, hidden, rows) = (16_384, 1024, 256);
+    for (format, terms) in
+        [(Format::Q8_0, XmxTerms::One), (Format::F16, XmxTerms::Two), (Format::Q6K, XmxTerms::Two)]
+    {
+        let table =
+            bench.matrix(format, &vec![0; format.matrix_bytes(vocabulary, hidden)], vocabulary, hidden);
+        let ready = bench.rows(rows, hidden, terms);
+        let state = XmxHeadState::new(&bench.device, rows, hidden).unwrap();
+        let options = HeadOptions { softcap: 30.0, vocabulary, scale: 1.0 };
+        let launches =
+            bench.xmx.streaming_head(&bench.device, &table, &ready, rows, &options, &state).unwrap();
+        let work = xmx_head_work(format, terms, vocabulary, hidden, rows);
+        counts_what_is_touched(format.name(), work.bytes, &launches[0]);
+        assert_eq!(work.operations, (2 * rows * vocabulary * hidden) as u64);
+    }
 }

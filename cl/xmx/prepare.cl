@@ -1,38 +1,7 @@
-// Rows of f32 made ready for products: a branch is added, the norm is taken, and what comes of it is rounded to f16.
-//
-// Each row is first multiplied by the power of two that brings its largest number to 2^14 or a little above, so that none
-// overflows and small ones keep their bits; the inverse power is the row's factor, which products are multiplied by in the
-// end. Both are exact. A row is one term of f16, which loses what is behind eleven bits of each number, or two, whose sum has
-// 22. Sums over each 32 columns are of the rounded numbers.
+// Rows of f32 made ready for products: a branch is added, the norm is taken, and what comes of it is rounded to f16 (team.h).
 
 #define ADD_BRANCH 1
 #define NORM 2
-#define TEAM 16 // sub-groups of a work-group, which takes one row
-
-// The sum of all work-items' numbers, in a fixed order.
-inline float sum_of_team(float mine, local float* parts) {
-    const float part = sub_group_reduce_add(mine);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (get_sub_group_local_id() == 0) parts[get_sub_group_id()] = part;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float sum = 0.0f;
-    for (int i = 0; i < TEAM; i++) sum += parts[i];
-    return sum;
-}
-
-inline float largest_of_team(float mine, local float* parts) {
-    const float part = sub_group_reduce_max(mine);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (get_sub_group_local_id() == 0) parts[get_sub_group_id()] = part;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float largest = 0.0f;
-    for (int i = 0; i < TEAM; i++) largest = fmax(largest, parts[i]);
-    return largest;
-}
-
-inline float lanes_at(global const float* from) { return as_float(intel_sub_group_block_read((global const uint*)from)); }
-
-inline float power_of_two(int exponent) { return as_float((exponent + 127) << 23); }
 
 #define MOST_TOP 64    // experts of a row
 #define SLOT_BLOCK 128 // the most slots of a block
@@ -86,9 +55,7 @@ inline void sort_slots(global const int* chosen, global int* places, global int4
 }
 
 // One row: x, branch and new_row are its first values. The row goes to its places at the `top` experts that are chosen for it,
-// or, where that is 0, to its own. h: f16 [places][h_stride], `plane` values from
-// term to term, sums: f32 [h_stride / 32][sums_stride], factors: f32 [places].
-// line: local f32 [h_stride]. Global size: rows x 256.
+// or, where that is 0, to its own. line: local f32 [h_stride]. Global size: rows x 256.
 SUB_GROUP __attribute__((reqd_work_group_size(LANES * TEAM, 1, 1))) kernel void
 prepare(global const float* x, global const float* branch, global const float* branch_weight,
         global const float* norm_weight, global float* new_rows, global const int* chosen, global int* places,
@@ -99,20 +66,21 @@ prepare(global const float* x, global const float* branch, global const float* b
     local int place[MOST_TOP];
     const int row = get_group_id(0), team = get_sub_group_id(), lane = get_sub_group_local_id();
     const int tiles = h_stride / LANES;
+    if (top == 0 && get_local_id(0) == 0) place[0] = row; // seen once numbers have been added up over the team
     if (top > 0)
         sort_slots(chosen, places, blocks, get_num_groups(0) * top, row * top, top, experts, most_blocks, counts, place);
     const size_t from = (size_t)row * x_stride + x_at;
     float squares = 0.0f;
     float scale = 0.0f;
     if (flags & ADD_BRANCH) {
-        for (int t = 2 * team; t < tiles; t += t % 2 ? 2 * TEAM - 1 : 1) {
+        TILES_OF_TEAM(t, tiles) {
             const float b = lanes_at(branch + from + t * LANES);
             squares = fma(b, b, squares);
         }
         scale = 1.0f / sqrt(sum_of_team(squares, parts) / (float)n + epsilon);
     }
     squares = 0.0f;
-    for (int t = 2 * team; t < tiles; t += t % 2 ? 2 * TEAM - 1 : 1) {
+    TILES_OF_TEAM(t, tiles) {
         const int at = t * LANES;
         float v = lanes_at(x + from + at);
         if (flags & ADD_BRANCH) {
@@ -123,34 +91,6 @@ prepare(global const float* x, global const float* branch, global const float* b
         squares = fma(v, v, squares);
     }
     if (flags & NORM) scale = 1.0f / sqrt(sum_of_team(squares, parts) / (float)n + epsilon);
-    float largest = 0.0f;
-    for (int t = 2 * team; t < tiles; t += t % 2 ? 2 * TEAM - 1 : 1) {
-        const int at = t * LANES;
-        float v = line[at + lane];
-        if (flags & NORM) v *= scale * lanes_at(norm_weight + at);
-        line[at + lane] = v;
-        largest = fmax(largest, fabs(v));
-    }
-    largest = largest_of_team(largest, parts);
-    const int exponent = clamp((int)(as_uint(largest) >> 23) - 127, -100, 127);
-    const float up = power_of_two(14 - exponent);
-    for (int g = team; g < tiles / 2; g += TEAM) {
-        // Two terms, the second what the first leaves; with one, the second is not stored.
-        const float2 exact = (float2)(line[g * GROUP + lane], line[g * GROUP + LANES + lane]) * up;
-        const half2 first = convert_half2(exact);
-        const half2 second = convert_half2(exact - convert_float2(first));
-        float2 kept = convert_float2(first);
-        if (terms > 1) kept += convert_float2(second);
-        const float sum = sub_group_reduce_add(kept.x + kept.y);
-        for (int k = 0; k < max(top, 1); k++) {
-            const int at = top > 0 ? place[k] : row;
-            global ushort* to = h + (size_t)at * h_stride + g * GROUP;
-            intel_sub_group_block_write_us2(to, as_ushort2(first));
-            if (terms > 1) intel_sub_group_block_write_us2(to + plane, as_ushort2(second));
-            if (lane == 0) {
-                sums[(size_t)g * sums_stride + at] = sum;
-                if (g == 0) factors[at] = power_of_two(exponent - 14);
-            }
-        }
-    }
+    const Rounded to = {h, sums, factors, h_stride, sums_stride, terms, plane};
+    round_row(line, norm_weight, scale, flags & NORM, to, place, max(top, 1), parts);
 }

@@ -8,7 +8,8 @@ use half::f16;
 use serde::{Deserialize, Serialize};
 
 use super::check::{check, holds_floats, int};
-use super::kernels::{Kernels, OpsError};
+use super::kernels::{Family, Kernels, OpsError};
+use super::matmul::{Matrix, PackedRows};
 use super::round_up;
 use crate::device::{Arg, Buffer, Device, DeviceError, Launch, Purpose, Work};
 
@@ -17,6 +18,8 @@ const TILE: usize = 64;
 /// Most values of a key or of a value head: a work-item of `attention` keeps the sums of all its looks beside each other,
 /// `LOOKS` times the values of a head.
 pub const MOST_HEAD_SIZE: usize = 1024;
+/// Columns of a group of packed rows; `GROUP` in `cl/include/common.h`.
+const GROUP: usize = 32;
 /// Query heads of rows that one work-item of `attention` takes at most.
 const LOOKS: usize = 8;
 
@@ -385,6 +388,41 @@ impl Kernels {
         cache: &Cache,
         rows: usize,
     ) -> Result<Launch, OpsError> {
+        self.attention_with(device, attention, cache, rows, None)
+    }
+
+    /// Whether [`attention_and_pack`](Self::attention_and_pack) can pack what comes of these heads for this matrix: whole
+    /// groups of columns for each head, and none behind the last.
+    pub fn attention_packs(&self, cache: &Cache, matrix: &Matrix) -> bool {
+        matrix.family == Family::Vector
+            && cache.value_size.is_multiple_of(GROUP)
+            && matrix.groups() * GROUP == matrix.columns
+    }
+
+    /// The same; packs its results for products of the `vector` family as well, with the bits of
+    /// [`pack_rows`](Self::pack_rows).
+    ///
+    /// # Errors
+    /// As [`attention`](Self::attention), and heads that [`attention_packs`](Self::attention_packs) is false for.
+    pub fn attention_and_pack(
+        &self,
+        device: &Device,
+        attention: &Attention<'_>,
+        cache: &Cache,
+        rows: usize,
+        packed: PackedRows<'_>,
+    ) -> Result<Launch, OpsError> {
+        self.attention_with(device, attention, cache, rows, Some(packed))
+    }
+
+    fn attention_with(
+        &self,
+        device: &Device,
+        attention: &Attention<'_>,
+        cache: &Cache,
+        rows: usize,
+        packed: Option<PackedRows<'_>>,
+    ) -> Result<Launch, OpsError> {
         const OP: &str = "attention";
         cache.check(OP)?;
         let (width, out_width) = (attention.q_heads * cache.head_size, attention.q_heads * cache.value_size);
@@ -407,6 +445,17 @@ impl Kernels {
         check(OP, attention.softcap >= 0.0 && attention.softcap.is_finite(), || {
             format!("a soft cap of {}", attention.softcap)
         })?;
+        let groups = match packed {
+            Some(PackedRows { packed, sums }) => {
+                check(OP, cache.value_size.is_multiple_of(GROUP), || {
+                    format!("heads of {} values are not whole groups of {GROUP}", cache.value_size)
+                })?;
+                self.holds_packed(OP, out_width, rows, packed, sums)?
+            }
+            None => 0,
+        };
+        let unused = self.unused();
+        let PackedRows { packed, sums } = packed.unwrap_or(PackedRows { packed: unused, sums: unused });
         let group = attention.q_heads / cache.heads;
         let (heads, rows_each) = self.looks(cache.heads, group, rows);
         let window = attention.window.unwrap_or(cache.capacity).min(cache.capacity);
@@ -439,6 +488,9 @@ impl Kernels {
                 Arg::F32(attention.softcap),
                 Arg::I32(int(OP, "heads at once", heads)?),
                 Arg::I32(int(OP, "rows at once", rows_each)?),
+                Arg::Buffer(packed),
+                Arg::Buffer(sums),
+                Arg::I32(int(OP, "groups", groups)?),
             ],
             &[cache.heads * group.div_ceil(heads), rows.div_ceil(rows_each)],
             Some(&[1, 1]),

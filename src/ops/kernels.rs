@@ -199,6 +199,11 @@ impl Kernels {
         self.products
     }
 
+    /// The family that makes products where it knows a matrix's format, and whole rows between them.
+    pub fn family(&self) -> Family {
+        if self.products == Products::Xmx { Family::Xmx } else { Family::Vector }
+    }
+
     /// How rows are packed, and how a block of them goes through a pair of tiles.
     fn pair(&self) -> [&'static str; 2] {
         match self.products {
@@ -216,11 +221,15 @@ impl Kernels {
         rows: usize,
         columns: usize,
     ) -> Result<(&Xmx, XmxRows), OpsError> {
-        let xmx = self.xmx.as_ref().ok_or_else(|| OpsError::Shape {
+        Ok((self.xmx(op)?, XmxRows::over(device, packed, sums, rows, columns, TERMS)?))
+    }
+
+    /// The kernels that take matrices and caches of the `xmx` family.
+    pub(super) fn xmx(&self, op: &'static str) -> Result<&Xmx, OpsError> {
+        self.xmx.as_ref().ok_or_else(|| OpsError::Shape {
             op,
-            what: "the matrix is for the xmx family, which these kernels are not".to_owned(),
-        })?;
-        Ok((xmx, XmxRows::over(device, packed, sums, rows, columns, TERMS)?))
+            what: "what it is given is for the xmx family, which these kernels are not".to_owned(),
+        })
     }
 
     pub(super) fn unused(&self) -> &crate::device::Buffer {
@@ -382,9 +391,10 @@ impl Kernels {
         };
         self.kernel(device, (part, key << 16 | value), name, || {
             let transpose = if cache.values_in_keys() { TRANSPOSE } else { "" };
+            let [pack, _] = self.pair();
             (
                 format!("attention.cl (head size {key}:{value}, cache {})", cache.kind),
-                format!("#define HEAD {key}\n#define VALUE {value}\n{define}{transpose}{ATTENTION}"),
+                format!("#define HEAD {key}\n#define VALUE {value}\n{define}{transpose}{pack}{ATTENTION}"),
             )
         })
     }

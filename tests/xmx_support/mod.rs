@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test file uses its part
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-use axe::device::{Device, Launch, Purpose};
+use axe::device::{Arg, Device, Launch, Purpose};
 use axe::ops::{Family, Format, Matrix, Xmx, XmxRows, XmxTerms, xmx_arrange};
 use half::f16;
 
@@ -70,6 +70,18 @@ impl Bench {
         self.device.write(&buffer, 0, &tiles).unwrap();
         Matrix { buffer, format, rows, columns, family: Family::Xmx }
     }
+}
+
+/// The cost model counts the bytes of the buffers that a launch is given, but for what is little beside them.
+pub fn counts_what_is_touched(what: &str, counted: u64, launch: &Launch) {
+    let buffers = launch.args().filter_map(|arg| match arg {
+        Some(Arg::Buffer(buffer)) => Some(buffer.size() as u64),
+        _ => None,
+    });
+    let touched: u64 = buffers.sum();
+    let off = touched.abs_diff(counted) as f64 / touched as f64;
+    println!("{what}: {counted} bytes counted, {touched} touched, {:.2} % off", off * 100.0);
+    assert!(off < 0.02, "{what}: {counted} bytes counted, {touched} touched");
 }
 
 /// A row as `prepare` rounds it: terms of f16 after scaling by a power of two, added up and scaled back.

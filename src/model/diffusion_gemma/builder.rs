@@ -281,9 +281,16 @@ impl<'a> Builder<'a> {
             scale: 1.0,
             softcap: 0.0,
         };
-        let launch = model.kernels.attention(&model.device, &attention, &layer.cache, self.rows)?;
+        let (device, kernels, cache, rows) = (&model.device, &model.kernels, &layer.cache, self.rows);
+        let attended = self.plain(&layer.attended, width, layer.attended_stride);
+        let launch = if kernels.attention_packs(cache, &layer.output) {
+            self.take_packed(attended);
+            kernels.attention_and_pack(device, &attention, cache, rows, self.packed())?
+        } else {
+            self.take(attended);
+            kernels.attention(device, &attention, cache, rows)?
+        };
         self.pass.push_positioned(launch, ATTENTION_START);
-        self.take(self.plain(&layer.attended, width, layer.attended_stride));
         let output = Output { rows: &model.scratch.branch, at: 0, stride: model.strides.hidden };
         self.product(&layer.output, Finish::Store, &output)
     }
@@ -346,7 +353,7 @@ impl<'a> Builder<'a> {
         let (device, kernels, routing, rows) = (&model.device, &model.kernels, &model.routing, self.rows);
         let (scratch, strides, chosen) = (&model.scratch, &model.strides, &layer.chosen);
         let stream = &scratch.residual[1];
-        let packed = (family == Family::Vector).then(|| (next, self.packed()));
+        let packed = (family == kernels.family()).then(|| (next, self.packed()));
         let input = self.normed(stream, Some(&layer.norms.experts));
         let (slots, sums) = (&scratch.slots, &scratch.slot_sums);
         let gate_up = &layer.experts_gate_up;
@@ -388,10 +395,8 @@ impl<'a> Builder<'a> {
             next: packed,
         };
         self.pass.push(kernels.combine(device, &combine, routing, rows, &scratch.residual[0])?);
-        match packed {
-            Some(_) => self.take_packed(self.stream(next)),
-            None => self.take(self.stream(next)),
-        }
+        self.take(self.stream(next));
+        self.packed_for = packed.map(|_| family);
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use super::routing::Routing;
 use crate::device::{Arg, Buffer, Device, Launch};
 use crate::ops::check::{check, holds_floats, int};
-use crate::ops::kernels::{Kernels, OpsError};
+use crate::ops::kernels::{Family, Kernels, OpsError};
 use crate::ops::{PackedRows, STRIDE_MULTIPLE, TILE, round_up};
 
 /// Values of a row that a work-item of `add_experts` makes; `16 * COMBINED` in `cl/moe.cl`.
@@ -38,9 +38,19 @@ pub struct CombineInput<'a> {
     pub stride: usize,
     /// Added to the mean of squares in norms.
     pub epsilon: f32,
-    /// What follows, if it is matrices of the `vector` family: the weight of the result's norm, and where the normed rows are
-    /// packed for them.
+    /// What follows, if it is matrices of the kernels' own [`family`](Kernels::family): the weight of the result's norm, and
+    /// where the normed rows are packed for them.
     pub next: Option<(&'a Buffer, PackedRows<'a>)>,
+}
+
+/// What a launch of `combine` is told, looked at.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::ops) struct CombineBuffers<'a> {
+    pub(in crate::ops) input: &'a CombineInput<'a>,
+    pub(in crate::ops) routing: &'a Routing,
+    pub(in crate::ops) result: &'a Buffer,
+    /// Values of a row of the result that are written.
+    pub(in crate::ops) padded: usize,
 }
 
 impl Kernels {
@@ -80,6 +90,17 @@ impl Kernels {
         if let Some((norm, packed)) = input.next {
             self.holds_packed(OP, input.n, rows, packed.packed, packed.sums)?;
             holds_floats(OP, "the next norm", norm, padded)?;
+        }
+        if self.family() == Family::Xmx {
+            let buffers = CombineBuffers { input, routing, result, padded };
+            let next = match input.next {
+                Some((norm, PackedRows { packed, sums })) => {
+                    Some((norm, self.xmx_rows(OP, device, [packed, sums], rows, input.n)?.1))
+                }
+                None => None,
+            };
+            let next = next.as_ref().map(|(norm, ready)| (*norm, ready));
+            return self.xmx(OP)?.combine(device, &buffers, rows, next);
         }
         let unused = self.unused();
         let (next_norm, next) = input.next.unwrap_or((unused, PackedRows { packed: unused, sums: unused }));

@@ -10,6 +10,7 @@ mod products;
 mod router;
 mod routing;
 
+pub(in crate::ops) use combine::CombineBuffers;
 pub use combine::{COMBINE_SCALAR, CombineInput, combine_reference};
 pub use products::{Experts, expert_reference};
 pub use router::{ExpertChoice, ExpertGroups, Router, Scoring, route_reference, router_reference};

@@ -193,7 +193,14 @@ impl<'a> Fused<'a> {
             };
             device.enqueue(&kernels.combine(device, &join, &routing, ROWS, &result)?)?;
             if !twice {
-                device.enqueue(&kernels.pack_rows(device, &behind, ROWS, family, &next, &next_sums)?)?;
+                device.enqueue(&kernels.pack_rows(
+                    device,
+                    &behind,
+                    ROWS,
+                    kernels.family(),
+                    &next,
+                    &next_sums,
+                )?)?;
             }
             let weights = routing.weights.clone();
             Ok([packed, sums, second, second_sums, scores, chosen, weights, result, next, next_sums])

@@ -9,6 +9,7 @@
 
 mod arrange;
 mod attention;
+mod combine;
 mod cost;
 mod experts;
 mod head;

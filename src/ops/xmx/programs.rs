@@ -11,6 +11,8 @@ const DEVICE: &str = include_str!("../../../cl/xmx/device.h");
 const WEIGHTS: &str = include_str!("../../../cl/xmx/weights.h");
 const PRODUCTS: &str = include_str!("../../../cl/xmx/products.h");
 const FINISH: &str = include_str!("../../../cl/xmx/finish.h");
+const TEAM: &str = include_str!("../../../cl/xmx/team.h");
+const COMBINE: &str = include_str!("../../../cl/xmx/combine.cl");
 const PREPARE: &str = include_str!("../../../cl/xmx/prepare.cl");
 const MATMUL: &str = include_str!("../../../cl/xmx/matmul.cl");
 const EXPERTS: &str = include_str!("../../../cl/xmx/experts.cl");
@@ -54,6 +56,7 @@ pub struct XmxProgram {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Which {
     Prepare,
+    Combine,
     Matmul(Format, XmxTerms),
     Experts(Format, XmxTerms),
     Head(Format, XmxTerms),
@@ -83,7 +86,7 @@ pub(super) const FORMATS: [Format; 16] = [
 
 /// All programs of the family.
 pub fn xmx_programs() -> Vec<XmxProgram> {
-    let mut all = vec![Which::Prepare];
+    let mut all = vec![Which::Prepare, Which::Combine];
     for terms in [XmxTerms::One, XmxTerms::Two] {
         all.extend(FORMATS.map(|format| Which::Matmul(format, terms)));
         all.extend(FORMATS.map(|format| Which::Experts(format, terms)));
@@ -97,6 +100,7 @@ impl Which {
     pub(super) fn label(self) -> String {
         match self {
             Self::Prepare => "xmx/prepare.cl".to_owned(),
+            Self::Combine => "xmx/combine.cl".to_owned(),
             Self::Matmul(format, terms) => product_label("matmul", format, terms),
             Self::Experts(format, terms) => product_label("experts", format, terms),
             Self::Head(format, terms) => product_label("head", format, terms),
@@ -106,7 +110,8 @@ impl Which {
 
     pub(super) fn source(self) -> String {
         match self {
-            Self::Prepare => format!("{DEVICE}{PREPARE}"),
+            Self::Prepare => format!("{DEVICE}{TEAM}{PREPARE}"),
+            Self::Combine => format!("{DEVICE}{TEAM}{COMBINE}"),
             Self::Matmul(format, terms) => {
                 format!(
                     "{}{DEVICE}{WEIGHTS}{PRODUCTS}{FINISH}{MATMUL}",
@@ -142,7 +147,7 @@ impl Which {
             Self::Matmul(format, terms) | Self::Experts(format, terms) | Self::Head(format, terms) => {
                 Some((format, terms))
             }
-            Self::Prepare | Self::Attention(_) => None,
+            Self::Prepare | Self::Combine | Self::Attention(_) => None,
         }
     }
 
@@ -157,7 +162,7 @@ impl Which {
 
     /// Whether its kernels need the most registers that a thread can have.
     pub(super) fn many_registers(self) -> bool {
-        self != Self::Prepare
+        !matches!(self, Self::Prepare | Self::Combine)
     }
 
     fn program(self) -> XmxProgram {
@@ -186,7 +191,9 @@ impl Which {
             scattered_loads: 0,
         };
         match self {
-            Self::Prepare => vec![plain("prepare", 128, 64)],
+            // Choices and counts, once a row.
+            Self::Prepare => vec![XmxExpected { scattered_loads: 1, ..plain("prepare", 128, 320) }],
+            Self::Combine => vec![plain("combine", 128, 96)],
             // Queries and new keys are a pass's: few, beside a cache.
             Self::Attention(head_size) => vec![
                 XmxExpected { scattered_loads: 1, ..plain("pack_queries", 256, 0) },

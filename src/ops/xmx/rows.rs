@@ -7,8 +7,8 @@ use crate::ops::check::{check, holds_floats, int};
 use crate::ops::moe::most_blocks;
 use crate::ops::{OpsError, Routing, RowInput, STRIDE_MULTIPLE, round_up};
 
-/// Work-items of a work-group of `prepare`; `LANES * TEAM` in `cl/xmx/prepare.cl`.
-const TEAM_ITEMS: usize = 256;
+/// Work-items of a work-group that takes a row; `LANES * TEAM` in `cl/xmx/team.h`.
+pub(super) const TEAM_ITEMS: usize = 256;
 /// Parts of a buffer begin at multiples of so many bytes; no device asks for more.
 const PART: usize = 512;
 
