@@ -41,7 +41,7 @@ pub enum ConfigError {
     Syntax {
         /// The file.
         path: PathBuf,
-        /// Line, column and complaint.
+        /// Line, column and what was expected there; not what stands there.
         message: String,
     },
     /// The file has a key that means nothing.
@@ -51,7 +51,7 @@ pub enum ConfigError {
         origin: Origin,
         /// The dotted key.
         key: String,
-        /// Its value.
+        /// What sort of value it has.
         found: String,
         /// The keys that exist there.
         expected: String,
@@ -370,8 +370,8 @@ pub struct StudioConfig {
 /// A server that speaks OpenAI's API.
 #[derive(Debug, Clone, Serialize)]
 pub struct RemoteConfig {
-    /// Where its routes begin, e.g. `https://host/v1`.
-    pub url: String,
+    /// Where its routes begin, e.g. `https://host/v1`; there may be a name and a password in it.
+    pub url: Secret,
     /// The model to ask for.
     pub model: String,
     /// The key to send.

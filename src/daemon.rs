@@ -178,7 +178,7 @@ async fn serve(
     let handle = engine.handle();
     let board = Arc::new(Board::new(handle.clone(), admin::shown(&config), Sampler::new()));
     board.pin_address(format!("http://{address}"));
-    config.warnings.iter().for_each(|warning| board.warn(warning));
+    board.pin_config_warnings(&config.warnings);
     let loader = source.loader(&config, &board).map_err(|error| DaemonError::Load(error.to_string()))?;
     engine.start(loader).map_err(system("start the engine's thread"))?;
     tracing::info!(%address, admin = %socket.path().display(), "listening; loading the model");

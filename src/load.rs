@@ -215,7 +215,6 @@ impl Load<'_> {
         choice.warnings.iter().for_each(|warning| self.warn(warning.clone()));
     }
 
-    /// Warns the operator of something about this model.
     /// Tells of a matrix unit that is not used although it could be.
     fn fell_back(&self, wanted: Products, failed: bool) {
         let what = match wanted {
@@ -227,6 +226,7 @@ impl Load<'_> {
         }
     }
 
+    /// Warns the operator of something about this model.
     fn warn(&self, warning: String) {
         tracing::warn!("{warning}");
         self.warnings.borrow_mut().push(warning);

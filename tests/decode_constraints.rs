@@ -319,6 +319,15 @@ fn what_cannot_be_asked_for_is_refused_with_the_reason() {
         let why = refusal(Format::JsonSchema(json!({"type": ["array", "object"], word: value})));
         assert!(why.contains(word), "{word}: {why}");
     }
+    // Nor is what the crate behind it would take as a word of its own.
+    let lenient = json!({"type": "array", "uniqueItems": true, "x-guidance": {"lenient": true}});
+    assert!(refusal(Format::JsonSchema(lenient)).contains("uniqueItems"));
+    let separated =
+        json!({"type": "object", "x-guidance": {"item_separator": ";", "whitespace_pattern": "x"}});
+    let bare = json!({"type": "object"});
+    let [separated, bare] =
+        [separated, bare].map(|schema| axe::decode::spaced(schema.as_object().unwrap().clone()));
+    assert_eq!(separated, bare);
     // Names that come once can be counted, and nothing else is.
     for schema in [
         json!({"type": "integer", "minimun": 3, "foo": {"bar": 1}}),

@@ -4,20 +4,30 @@
 mod operated;
 mod stage;
 
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axe::config::Config;
 use axe::decode::{BackendError, Step};
-use axe::engine::{EngineHandle, LoadProgress, Loaded, Loader, Options, Request, State, Stop, SubmitError};
+use axe::engine::{
+    Cause, EngineHandle, FinishReason, LoadProgress, Loaded, Loader, Options, Request, State, Stop,
+    SubmitError,
+};
+use axe::http::{App, Face};
 use axectl::client::ClientError;
-use axectl::protocol::{Change, Drain, Reload};
+use axectl::protocol::{Change, Config as Shown, Drain, Reload};
 use nix::sys::signal::Signal;
 use operated::{Axed, causal, completion, diffusion, until};
 use serde_json::{Value, json};
 use stage::troupe::{Troupe, engine, named, troupe};
-use stage::{Script, Scripted, bytes, eventually, listen, say};
+use stage::{PATIENCE, Script, Scripted, bytes, eventually, listen, say};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
 
 fn request(prompt: &str) -> Request {
     Request {
@@ -192,6 +202,195 @@ async fn an_idle_model_is_put_away_fetched_again_and_replaced_while_it_is_away()
     engine.shutdown();
 }
 
+/// The public face over an engine whose model changes together with the configuration.
+struct House {
+    engine: EngineHandle,
+    face: Face,
+    address: SocketAddr,
+    client: reqwest::Client,
+    _stop: oneshot::Sender<()>,
+}
+
+/// A configuration that serves a model under this name, with more settings from the environment.
+fn named_as(name: &str, more: &[(&str, &str)]) -> Config {
+    let own = [("AXE_SERVED_NAME", name)];
+    let all = more.iter().chain(&own);
+    let env = all.map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    Config::from_sources(None, env, Vec::new()).unwrap()
+}
+
+impl House {
+    async fn open(script: &Arc<Script>, config: &Config) -> Self {
+        let old = Arc::clone(script);
+        let make = move |_: &_| Ok(named("old", Scripted(Arc::clone(&old))));
+        let options = Options { queue_capacity: 2, ..Options::default() };
+        let engine = tokio::task::spawn_blocking(move || engine(troupe(make), options)).await.unwrap();
+        let face = Face::from(App::new(engine.clone(), config));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let stopped = async { drop(stopped.await) };
+        tokio::spawn(axe::http::serve(listener, face.clone(), stopped, Duration::from_millis(100)));
+        let client = reqwest::Client::builder().timeout(PATIENCE).build().unwrap();
+        Self { engine, face, address, client, _stop: stop }
+    }
+
+    /// Has another model take over, with its configuration.
+    fn change(&self, name: &'static str) -> tokio::task::JoinHandle<()> {
+        let (engine, face) = (self.engine.clone(), self.face.clone());
+        let switch = Box::new(move || face.change(&named_as(name, &[])));
+        tokio::spawn(
+            async move { assert!(engine.replace(troupe(saying(name)), switch).await.unwrap().beside) },
+        )
+    }
+
+    fn post(&self, path: &str, body: &Value) -> reqwest::RequestBuilder {
+        self.client.post(format!("http://{}{path}", self.address)).json(body)
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        self.engine.shutdown();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_to_another_server_holds_no_model() {
+    // It takes connections, and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/v1", silent.local_addr().unwrap());
+    let remote = [("AXE_STUDIO_REMOTE_URL", url.as_str()), ("AXE_STUDIO_REMOTE_MODEL", "m")];
+    let script = Arc::new(Script::new(|_| say("old")).gated());
+    let house = House::open(&script, &named_as("old", &remote)).await;
+    let mut body = chat("hi");
+    body["backend"] = "remote".into();
+    let asking = tokio::spawn(house.post("/chat", &body).send());
+    let (asked, _) = tokio::time::timeout(PATIENCE, silent.accept()).await.expect("asked").unwrap();
+    tokio::time::timeout(PATIENCE, house.change("new")).await.expect("nobody is waited for").unwrap();
+    assert!(!asking.is_finished());
+    let answer: Value =
+        house.post("/v1/chat/completions", &chat("hi")).send().await.unwrap().json().await.unwrap();
+    assert_eq!(
+        (&answer["model"], &answer["choices"][0]["message"]["content"]),
+        (&json!("new"), &json!("new"))
+    );
+    drop(asked);
+    asking.abort();
+
+    // Nor does one wait at a closed door.
+    let script = Arc::new(Script::endless().gated());
+    let house = House::open(&script, &named_as("old", &remote)).await;
+    let running = house.engine.submit(request("a")).unwrap();
+    let changing = house.change("new");
+    eventually("a closed door", || futures::FutureExt::now_or_never(house.engine.enter()).is_none()).await;
+    let asking = tokio::spawn(house.post("/chat", &body).send());
+    let asked = tokio::time::timeout(PATIENCE, silent.accept()).await;
+    assert!(asked.is_ok(), "it waits for a model that it does not need");
+    asking.abort();
+    drop(running);
+    script.permit(1000);
+    changing.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_was_on_its_way_is_read_for_the_model_that_is_there_when_it_is_whole() {
+    let script = Arc::new(Script::new(|_| say("old")));
+    let house = House::open(&script, &named_as("old", &[])).await;
+    for (name, status) in [("old", "404"), ("new", "200")] {
+        let mut body = chat("hi");
+        body["model"] = name.into();
+        let body = body.to_string();
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\nconnection: close\r\n\r\n{}",
+            body.len(),
+            &body[..10]
+        );
+        let mut stream = TcpStream::connect(house.address).await.unwrap();
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // It is being read.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::timeout(PATIENCE, house.change("new")).await.expect("nobody is waited for").unwrap();
+        stream.write_all(&body.as_bytes()[10..]).await.unwrap();
+        let mut answer = String::new();
+        tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        assert!(!answer.contains("\"content\":\"old\""), "{answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_needs_no_model_or_may_not_ask_waits_at_no_door() {
+    let script = Arc::new(Script::endless().gated());
+    let house = House::open(&script, &named_as("old", &[("AXE_API_KEY", "k")])).await;
+    let running = house.engine.submit(request("a")).unwrap();
+    let changing = house.change("new");
+    eventually("a closed door", || futures::FutureExt::now_or_never(house.engine.enter()).is_none()).await;
+    for (path, key, status) in [
+        ("/health", "", 405),
+        ("/ready", "", 405),
+        ("/", "", 405),
+        ("/studio/main.js", "", 405),
+        ("/nope", "k", 404),
+        ("/v1/models", "k", 405),
+        ("/v1/chat/completions", "", 401),
+        ("/v1/chat/completions/", "k", 404),
+    ] {
+        let answer = house.post(path, &chat("hi")).bearer_auth(key).send().await.unwrap();
+        assert_eq!(answer.status(), status, "{path}");
+    }
+    assert_eq!(house.engine.status().queue.depth, 0);
+    let waiting = tokio::spawn(house.post("/v1/chat/completions", &chat("hi")).bearer_auth("k").send());
+    eventually("one waits", || house.engine.status().queue.depth == 1).await;
+    drop(running);
+    script.permit(1000);
+    changing.await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_model_takes_the_place_of_one_that_cannot_be_brought_back() {
+    for most_faults in [0, 3] {
+        let mut loads = 0;
+        let make = move |_: &LoadProgress| {
+            loads += 1;
+            match loads {
+                1 => Ok(named("old", Scripted(Script::saying("old").into()))),
+                _ => Err("its file is gone".into()),
+            }
+        };
+        let options =
+            Options { idle_unload: Some(Duration::from_millis(20)), most_faults, ..Options::default() };
+        let engine = engine(troupe(make), options.clone());
+        eventually("putting away", || !engine.status().resident).await;
+        let job = engine.submit(request("who?")).unwrap();
+        assert_eq!(listen(job.events).await.reason, FinishReason::Cancelled(Cause::Outage));
+        engine.set_options(Options { idle_unload: None, ..options });
+        let replacing = engine.replace(troupe(saying("new")), nothing());
+        tokio::time::timeout(stage::PATIENCE, replacing).await.expect("it ends").unwrap();
+        assert_eq!(answer(&engine).await, "new");
+        assert_eq!(engine.status().state, State::Ready);
+        engine.shutdown();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_fails_leaves_a_model_away_that_was_away() {
+    let options = Options { idle_unload: Some(Duration::from_millis(20)), ..Options::default() };
+    let engine = engine(troupe(saying("old")), options);
+    for fits in [true, false] {
+        eventually("putting away", || !engine.status().resident).await;
+        let loads = engine.status().counters.loads;
+        let broken = |_: &LoadProgress| Err("no such file".into());
+        engine.replace(Box::new(Troupe { make: broken, fits }), nothing()).await.unwrap_err();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(engine.status().counters.loads, loads, "nobody has asked for it");
+        assert_eq!(answer(&engine).await, "old");
+    }
+    engine.shutdown();
+}
+
 /// The keys of changed settings.
 fn keys(changes: &[Change]) -> Vec<&str> {
     changes.iter().map(|change| change.key.as_str()).collect()
@@ -254,6 +453,36 @@ async fn live_settings_change_at_once_and_a_broken_file_changes_nothing() {
     // What needs a restart is told again until there was one.
     daemon.configure(&model, "device.threads = 1");
     assert_eq!(keys(&daemon.reload().await.unwrap().restart), ["device.threads"]);
+    // What is shown is what is in force, and what will be.
+    daemon.configure(&model, "log.ring_size = 9\nlog.format = \"json\"\nserver.queue_capacity = 6");
+    daemon.reload().await.unwrap();
+    let shown: Shown = daemon.operator().get("/config").await.unwrap();
+    let of = |key: &str| {
+        let setting = shown.settings.iter().find(|setting| setting.key == key).unwrap();
+        (setting.value.clone(), setting.after_restart.clone())
+    };
+    assert_eq!(of("log.ring_size"), (2000.into(), Some(9.into())));
+    assert_eq!(of("log.format"), ("auto".into(), Some("json".into())));
+    assert_eq!(of("server.queue_capacity"), (6.into(), None));
+    assert_eq!(of("device.threads").1, None);
+    // Of a key file that a reload brings, too, it is told that everybody may read it; until it is closed.
+    let keys = daemon.folder.path().join("keys");
+    std::fs::write(&keys, "alice:one\n").unwrap();
+    let mode = |mode| std::fs::set_permissions(&keys, PermissionsExt::from_mode(mode)).unwrap();
+    mode(0o644);
+    daemon.configure(&model, "server.api_key_file = \"keys\"");
+    daemon.reload().await.unwrap();
+    assert!(daemon.status().await.warnings.iter().any(|warning| warning.contains("mode 644")));
+    assert!(daemon.log().contains("mode 644"));
+    mode(0o600);
+    daemon.reload().await.unwrap();
+    assert!(daemon.status().await.warnings.iter().all(|warning| !warning.contains("mode 6")));
+    // A secret in a file that is wrong stays there.
+    daemon.configure(&model, "server.apikey = \"HIDDEN\"");
+    assert!(!refusal(daemon.reload().await).contains("HIDDEN"));
+    assert!(!daemon.log().contains("HIDDEN"));
+    daemon.configure(&model, "");
+    daemon.reload().await.unwrap();
     assert_eq!(daemon.complete(1).await.0, 200);
 }
 
@@ -379,8 +608,33 @@ async fn a_daemon_that_is_about_to_end_takes_up_nothing() {
     let _running = tokio::spawn(async move { client.post(url).json(&completion(1)).send().await });
     until("the request", async || daemon.status().await.running.is_some()).await;
     daemon.operator().post::<Drain>("/drain", None::<&()>).await.unwrap();
+    daemon.signal(Signal::SIGHUP);
+    until("the reason", async || daemon.status().await.reload.is_some()).await;
+    let last = daemon.status().await.reload.unwrap();
+    assert!(last.succeeded == Some(false) && last.message.contains("about to end"), "{last:?}");
+    assert!(daemon.log().contains("about to end"));
     let error = refusal(daemon.reload().await);
     assert!(error.contains("about to end"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_during_a_reload_is_one_more_reload_after_it() {
+    let daemon = Arc::new(Axed::start(|folder| causal(folder, "llama"), "").await);
+    let [second, third] = ["mistral", "qwen2"].map(|family| causal(daemon.folder.path(), family));
+    // A request keeps the door closed for a while.
+    daemon.order("hang 1 5");
+    let asking = Arc::clone(&daemon);
+    let running = tokio::spawn(async move { asking.complete(1).await });
+    until("the request", async || daemon.status().await.running.is_some()).await;
+    daemon.configure(&second, "");
+    let reloading = Arc::clone(&daemon);
+    let reloading = tokio::spawn(async move { reloading.reload().await });
+    until("the reload", async || daemon.status().await.reload.is_some()).await;
+    daemon.configure(&third, "");
+    daemon.signal(Signal::SIGHUP);
+    assert_eq!(reloading.await.unwrap().unwrap().model.unwrap().to.as_deref(), Some("mistral"));
+    until("the other reload", async || daemon.status().await.model.unwrap().name == "qwen2").await;
+    assert_eq!(running.await.unwrap().0, 200);
 }
 
 async fn listen_reason(daemon: &Axed) -> String {

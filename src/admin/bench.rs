@@ -1,6 +1,7 @@
 //! A short measurement through the daemon's own queue, on prompts that say nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use axectl::protocol::{Bench, BenchRequest, Round};
@@ -17,6 +18,9 @@ const MOST_ROUNDS: usize = 20;
 /// A round that waited so long for the slot, in seconds, shared the machine with others.
 const WAITED: f64 = 0.05;
 
+/// Runs since the start, which the identifiers of their jobs tell apart.
+static RUNS: AtomicU64 = AtomicU64::new(0);
+
 /// Measures, one round after the other; whoever leaves meanwhile ends it. Reloads do not wait for it: it is refused while
 /// one is at hand, and ends with an error if the model is changed.
 pub(super) async fn run(board: &Board, asked: BenchRequest) -> Result<Bench, Failure> {
@@ -28,12 +32,13 @@ pub(super) async fn run(board: &Board, asked: BenchRequest) -> Result<Bench, Fai
         let text = "a reload is at hand, which takes its share of the machine; measure when it is over (`axectl status`)";
         return Err(failure(StatusCode::CONFLICT, "reloading", text));
     }
+    let run = RUNS.fetch_add(1, Ordering::Relaxed) + 1;
     let began = Instant::now();
     let before = board.status();
     let busy = before.running.is_some() || before.waiting > 0;
     let mut rounds = Vec::with_capacity(asked.rounds);
     for number in 0..=asked.rounds {
-        let round = measure(board, &model, &asked, number).await?;
+        let round = measure(board, &model, &asked, (run, number)).await?;
         // The first wakes clocks and caches.
         if number > 0 {
             rounds.push(round);
@@ -84,10 +89,10 @@ async fn measure(
     board: &Board,
     model: &Arc<Model>,
     asked: &BenchRequest,
-    number: usize,
+    (run, number): (u64, usize),
 ) -> Result<Round, Failure> {
     let request = Request {
-        id: format!("bench-{number}"),
+        id: format!("bench-{run}-{number}"),
         prompt: prompt(asked.prompt_tokens, model.tokenizer.vocab_size(), number),
         // Not greedy: models repeat themselves then, which guesses get right more often than any text.
         sampling: Sampling { temperature: 1.0, seed: number as u64, ..Sampling::default() },

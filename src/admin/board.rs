@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use axectl::protocol::{
     Config, Counters, Device, Drain, Faults, Gpu, Job, JobState, Kernels, Loading, Memory, Model, Profile,
-    Queue, ReloadState, State, Status,
+    Queue, ReloadState, Source, State, Status,
 };
 
 use crate::{
@@ -30,6 +30,10 @@ struct Facts {
     kernels: Option<Kernels>,
     profile: Profile,
     warnings: Vec<String>,
+    /// Those of the present configuration.
+    config_warnings: Vec<String>,
+    /// The log's level, if the operator has set it since the configuration did.
+    level: Option<String>,
     /// Those of the present model.
     model_warnings: Vec<String>,
     reload: Reloading,
@@ -60,6 +64,20 @@ impl Board {
     /// Shows another configuration from now on.
     pub fn pin_config(&self, config: Config) {
         self.facts().config = config;
+    }
+
+    /// Shows the level that the operator has set for the log, or again that of the configuration.
+    pub fn pin_level(&self, level: Option<String>) {
+        self.facts().level = level;
+    }
+
+    /// Pins up what there is to warn of about the present configuration, instead of what there was about the one before;
+    /// what is new of it is told in the log.
+    pub fn pin_config_warnings(&self, warnings: &[String]) {
+        let before = std::mem::replace(&mut self.facts().config_warnings, warnings.to_vec());
+        for warning in warnings.iter().filter(|warning| !before.contains(warning)) {
+            tracing::warn!("{warning}");
+        }
     }
 
     /// Notes that a reload has begun, or how it has ended.
@@ -145,7 +163,15 @@ impl Board {
 
     /// The configuration in force.
     pub(super) fn config(&self) -> Config {
-        self.facts().config.clone()
+        let facts = self.facts();
+        let mut config = facts.config.clone();
+        let level = config.settings.iter_mut().find(|setting| setting.key == "log.level");
+        if let (Some(setting), Some(level)) = (level, &facts.level) {
+            setting.value = level.as_str().into();
+            setting.source = Source::Operator;
+            setting.place = Some("axectl log-level".to_owned());
+        }
+        config
     }
 
     /// The job on the device, if any.
@@ -204,7 +230,11 @@ impl Board {
                 rebuilds: counters.faults.rebuilds,
                 resets: counters.resets,
             },
-            warnings: facts.warnings.iter().chain(&facts.model_warnings).cloned().collect(),
+            warnings: [&facts.warnings, &facts.config_warnings, &facts.model_warnings]
+                .into_iter()
+                .flatten()
+                .cloned()
+                .collect(),
         }
     }
 

@@ -108,18 +108,28 @@ impl From<Level> for Wanted {
     }
 }
 
+/// Digits of the number of a request.
+const DIGITS: usize = 24;
+
+/// The number that an identifier ends with, if it is that of a request over HTTP.
+fn number(id: &str) -> Option<&str> {
+    let number = id.rsplit(['-', '_']).next()?;
+    let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    (number.len() == DIGITS && number.bytes().all(digit)).then_some(number)
+}
+
 /// Fields that name a request: the job's identifier, and that of the HTTP exchange.
 const IDENTIFIERS: [&str; 2] = ["id", "request"];
 
 impl Wanted {
     fn takes(&self, line: &LogLine) -> bool {
         let Some(request) = &self.request else { return line.level <= self.least };
-        // `req-…`, `chatcmpl-…` and so on of one request differ in the word before, and jobs made of it have more behind.
-        let number = request.split_once(['-', '_']).map_or(request.as_str(), |(_, number)| number);
-        let names = |field: &Value| field.as_str().is_some_and(|id| id == request || id.contains(number));
-        line.level <= self.least
-            && !number.is_empty()
-            && IDENTIFIERS.iter().any(|name| line.fields.get(*name).is_some_and(names))
+        // `req-…`, `chatcmpl-…` and so on of one request differ in the word before its number.
+        let wanted = number(request);
+        let names = |field: &Value| {
+            field.as_str().is_some_and(|id| id == request || (wanted.is_some() && number(id) == wanted))
+        };
+        line.level <= self.least && IDENTIFIERS.iter().any(|name| line.fields.get(*name).is_some_and(names))
     }
 }
 
@@ -406,19 +416,24 @@ mod tests {
     #[test]
     fn events_of_one_request_are_found_by_any_of_its_identifiers() {
         with_ring(10, |ring| {
-            tracing::info_span!("http", request = "req-ab12").in_scope(|| tracing::info!("asked"));
-            tracing::info!(id = "chatcmpl-ab12", "done");
-            tracing::info!(id = "chatcmpl-ab12-1", "done, too");
-            tracing::info!(id = "chatcmpl-ff00", "another");
-            tracing::info!(note = "ab12", "elsewhere");
-            for id in ["req-ab12", "chatcmpl-ab12", "ab12"] {
-                let wanted = Wanted { least: Level::Trace, request: Some(id.to_owned()) };
-                assert_eq!(messages(&ring.last(10, wanted)), ["asked", "done", "done, too"], "{id}");
-            }
+            const NUMBER: &str = "7eb8935196456ca94e465bb9";
+            let request = format!("req-{NUMBER}");
+            tracing::info_span!("http", request).in_scope(|| tracing::info!("asked"));
+            tracing::info!(id = format!("msg_{NUMBER}"), "done");
+            tracing::info!(id = "chatcmpl-1eb8935196456ca94e465bb9", "another");
+            tracing::info!(id = "bench-1-0", "measured");
+            tracing::info!(id = "bench-11-0", "measured again");
+            tracing::info!(note = NUMBER, "elsewhere");
             let wanted = |least, id: &str| Wanted { least, request: Some(id.to_owned()) };
-            assert_eq!(messages(&ring.last(10, wanted(Level::Info, "chatcmpl-ab12-1"))), ["done, too"]);
-            assert!(ring.last(10, wanted(Level::Warn, "req-ab12")).is_empty());
-            assert!(ring.last(10, wanted(Level::Trace, "req-")).is_empty());
+            for id in [&request, &format!("msg_{NUMBER}"), NUMBER] {
+                assert_eq!(messages(&ring.last(10, wanted(Level::Trace, id))), ["asked", "done"], "{id}");
+            }
+            assert_eq!(messages(&ring.last(10, wanted(Level::Info, "bench-1-0"))), ["measured"]);
+            assert!(ring.last(10, wanted(Level::Warn, &request)).is_empty());
+            // Part of an identifier is none.
+            for id in ["req-", "bench-1", "1", "e", &NUMBER[1..], &request[..10]] {
+                assert!(ring.last(10, wanted(Level::Trace, id)).is_empty(), "{id}");
+            }
         });
     }
 

@@ -34,7 +34,7 @@ pub use listener::{BindError, Listener};
 pub use logs::{LogControl, LogRing};
 pub use peer::{Peer, Policy, PolicyError};
 pub use server::{Reload, Server};
-pub use shown::shown;
+pub use shown::{in_force, shown};
 
 /// The version of this build.
 pub fn version() -> Version {

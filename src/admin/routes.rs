@@ -105,6 +105,7 @@ async fn log_level(State(admin): Shared, request: Request) -> Result<Json<LogLev
     let wanted: LogLevel = serde_json::from_slice(&body)
         .map_err(|error| bad(format!("the body must be JSON such as {{\"level\":\"debug\"}}: {error}")))?;
     let level = admin.control.set(&wanted.level).map_err(bad)?;
+    admin.board.pin_level(Some(level.clone()));
     // Logged at a level that shows whenever anything does.
     tracing::error!(target: "axe::admin", level, "the operator changed the log level");
     Ok(Json(LogLevel { level }))

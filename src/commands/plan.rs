@@ -31,7 +31,7 @@ pub struct Options {
     device: Option<String>,
     /// Say what a card should take for the model's passes, by the cost model of the kernels that are made for it.
     ///
-    /// The floor is what memory and matrix engines could do by the data sheet. No model uses these kernels yet.
+    /// The floor is what memory and matrix engines could do by the data sheet. Nothing of it has been measured on a card.
     #[arg(long, value_enum, value_name = "CARD")]
     card: Option<Card>,
     /// Print one JSON object.
@@ -195,7 +195,7 @@ fn predicted(out: &mut impl Write, passes: &[PredictedPass]) -> io::Result<()> {
     };
     writeln!(
         out,
-        "\nArc Pro B70, predicted: milliseconds and multiples of the floor, by kernels that no model uses yet; activations in one \
+        "\nArc Pro B70, predicted: milliseconds and multiples of the floor, by kernels that no card has run yet; activations in one \
          f16 term and in two\n  {:<42}{:>10}{:>10}{:>16}{:>16}",
         "", "reads", "floor", "one term", "two terms"
     )?;

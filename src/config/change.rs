@@ -75,6 +75,7 @@ pub fn changes(old: &Config, new: &Config) -> Vec<Change> {
         "server.api_key" => !of_file && old.server.api_keys != new.server.api_keys,
         "server.api_key_file" => old.server.api_keys != new.server.api_keys,
         "studio.remote_key" => remote_key(old) != remote_key(new),
+        "studio.remote_url" => remote_url(old) != remote_url(new),
         _ => false,
     };
     let change = |setting: &super::Effective| {
@@ -85,6 +86,10 @@ pub fn changes(old: &Config, new: &Config) -> Vec<Change> {
         differs.then(|| Change { key, from, to, effect: effect(key) })
     };
     new.settings.iter().filter_map(change).collect()
+}
+
+fn remote_url(config: &Config) -> Option<&str> {
+    config.studio.remote.as_ref().map(|remote| remote.url.expose())
 }
 
 fn remote_key(config: &Config) -> Option<&str> {

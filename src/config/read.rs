@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::source::Sources;
+use super::source::{Sources, without_password};
 use super::{
     ConfigError, DeviceConfig, DeviceKind, KernelFamily, LogConfig, LogFormat, ModelConfig, RemoteConfig,
     SamplingConfig, Secret, ServerConfig, StudioConfig, ToolCalls, keys,
@@ -225,11 +225,11 @@ pub(super) fn studio(s: &mut Sources) -> Result<StudioConfig, ConfigError> {
     };
     let found = match model {
         Some(model) if is_url(&url) => {
-            let remote = RemoteConfig { url: url.trim_end_matches('/').to_owned(), model, key };
+            let remote = RemoteConfig { url: Secret::new(url.trim_end_matches('/')), model, key };
             return Ok(StudioConfig { remote: Some(remote), ignored: None });
         }
-        Some(_) => format!("\"{url}\""),
-        None => format!("\"{url}\" and no model"),
+        Some(_) => format!("{:?}", without_password(&url)),
+        None => format!("{:?} and no model", without_password(&url)),
     };
     let foreign = origin.is_foreign();
     let error = ConfigError::Invalid {

@@ -228,6 +228,53 @@ const SHORT_ENV: [(&str, &str); 8] = [
 /// Settings whose values are never shown.
 const SECRET: [&str; 2] = ["server.api_key", "studio.remote_key"];
 
+/// A setting whose value may hold a name and a password, which are not shown.
+const ADDRESS: &str = "studio.remote_url";
+
+/// Stands for what is not shown.
+const HIDDEN: &str = "(secret)";
+
+/// An address without the name and the password in it, and without what is asked of it. What is no address may hold them in
+/// another place.
+pub(super) fn without_password(address: &str) -> String {
+    let (begun, rest) = match address.split_once("://") {
+        Some((scheme, rest)) if ["http", "https"].contains(&scheme) => (format!("{scheme}://"), rest),
+        _ => (String::new(), address),
+    };
+    let end = rest.find(['/', '?', '#']).filter(|_| !begun.is_empty()).unwrap_or(rest.len());
+    let mut shown = match rest[..end].rfind('@') {
+        Some(at) => format!("{begun}{HIDDEN}{}", &rest[at..]),
+        None => address.to_owned(),
+    };
+    if let Some(asked) = shown.find('?') {
+        shown.truncate(asked + 1);
+        shown.push_str(HIDDEN);
+    }
+    shown
+}
+
+/// A value as errors tell it, which end up in logs, where a mistyped secret must not.
+fn told(key: &str, found: &Found) -> String {
+    match found {
+        _ if SECRET.contains(&key) => "something else".to_owned(),
+        Found::Toml(toml::Value::String(text)) | Found::Text(text) if key == ADDRESS => {
+            format!("{:?}", without_password(text))
+        }
+        Found::Toml(value) if key == ADDRESS => value.type_str().to_owned(),
+        found => found.to_string(),
+    }
+}
+
+/// What is wrong with a file that is not TOML, and where. Not its words: there may be a secret among them.
+fn complaint(text: &str, error: &toml::de::Error) -> String {
+    let what = error.message().lines().next().unwrap_or("it cannot be read").to_owned();
+    let Some(at) = error.span().map(|span| span.start.min(text.len())) else { return what };
+    let before = text.get(..at).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    format!("line {line}, column {column}: {what}")
+}
+
 impl Sources {
     /// Reads the file, if any, and takes over what the environment and the command line say.
     pub(super) fn read(
@@ -241,7 +288,7 @@ impl Sources {
                 .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
             let table: toml::Table = text.parse().map_err(|error: toml::de::Error| ConfigError::Syntax {
                 path: path.to_owned(),
-                message: error.to_string(),
+                message: complaint(&text, &error),
             })?;
             for (section, value) in table {
                 match value {
@@ -315,7 +362,8 @@ impl Sources {
             Some(value) => {
                 let shown = match value.to_json() {
                     // An empty one is none.
-                    Value::String(text) if SECRET.contains(&key) && !text.is_empty() => "(secret)".into(),
+                    Value::String(text) if SECRET.contains(&key) && !text.is_empty() => HIDDEN.into(),
+                    Value::String(text) if key == ADDRESS => without_password(&text).into(),
                     shown => shown,
                 };
                 self.effective.push(Effective { key, value: shown, origin: origin.clone() });
@@ -324,8 +372,7 @@ impl Sources {
             None => Err(ConfigError::Invalid {
                 origin,
                 key: key.to_owned(),
-                // Error messages end up in logs, where a mistyped secret must not.
-                found: if SECRET.contains(&key) { "something else".to_owned() } else { found.to_string() },
+                found: told(key, &found),
                 expected: if expected.is_empty() { T::EXPECTED.to_owned() } else { expected.to_owned() },
             }),
         }
@@ -463,7 +510,8 @@ impl Sources {
         Err(ConfigError::UnknownKey {
             origin: self.file_origin(),
             key: key.clone(),
-            found: Found::Toml(value.clone()).to_string(),
+            // It may be a secret under a mistyped name.
+            found: value.type_str().to_owned(),
             expected: expected.join(", "),
         })
     }

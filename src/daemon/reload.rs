@@ -68,30 +68,45 @@ impl Reloader {
         Arc::new(move || {
             let this = Arc::clone(&this);
             // A task of its own: it goes on when whoever asked for it has left.
-            let reload = tokio::spawn(async move { this.reload().await });
+            let reload = tokio::spawn(async move {
+                let Ok(turn) = this.turn.try_lock() else {
+                    let error = "a reload is going on already; `axectl status` shows how far it is";
+                    tracing::warn!(error, "no second reload");
+                    return Err(error.to_owned());
+                };
+                this.reload(turn).await
+            });
             Box::pin(async move {
                 reload.await.unwrap_or_else(|error| Err(format!("the reload failed: {error}")))
             })
         })
     }
 
-    /// Reloads at every SIGHUP. Those that come while one is at hand are one more.
+    /// Reloads at every SIGHUP. Those that come while a reload is at hand are one more after it: the file may have changed
+    /// since it was read.
     pub(super) async fn listen(self: Arc<Self>, mut hangups: Signal) {
         while hangups.recv().await.is_some() {
-            // What it changed, or why nothing, is in the log.
-            let _told = self.reload().await;
+            let turn = match self.turn.try_lock() {
+                Ok(turn) => turn,
+                Err(_busy) => {
+                    tracing::info!("a reload is going on; the configuration is read once more after it");
+                    self.turn.lock().await
+                }
+            };
+            // What it changed, or why nothing, is in the log and in the status.
+            let _told = self.reload(turn).await;
         }
     }
 
-    /// Reads the configuration anew and brings it into force.
-    async fn reload(&self) -> Result<protocol::Reload, String> {
-        let Ok(_turn) = self.turn.try_lock() else {
-            return Err("a reload is going on already; `axectl status` shows how far it is".to_owned());
-        };
-        if matches!(self.handle.status().state, State::Draining | State::Stopped) {
-            return Err("the daemon is about to end; its next start reads the configuration".to_owned());
-        }
+    /// Reads the configuration anew and brings it into force; `_turn` keeps others from doing so.
+    async fn reload(&self, _turn: tokio::sync::MutexGuard<'_, ()>) -> Result<protocol::Reload, String> {
         let began = Instant::now();
+        if matches!(self.handle.status().state, State::Draining | State::Stopped) {
+            let error = "the daemon is about to end; its next start reads the configuration".to_owned();
+            tracing::warn!(error, "no reload");
+            self.board.pin_reload(Reloading::Ended(began, Err(error.clone())));
+            return Err(error);
+        }
         // Who has not been told of readiness yet, or has been told of the end, is not to hear of it now.
         let _told = (self.handle.status().state == State::Ready).then(supervisor::reloading);
         self.board.pin_reload(Reloading::Since(began));
@@ -164,13 +179,17 @@ impl Reloader {
         let (control, present) = (self.control.clone(), Arc::clone(&self.present));
         // What the operator has set meanwhile stays, unless the configuration says something else than before.
         let level = (new.log.level != old.log.level).then(|| new.log.level.clone());
+        let shown = admin::in_force(&self.started, &new);
         Box::new(move || {
             face.change(&new);
             handle.set_options(options(&new));
-            if let Some(Err(error)) = level.map(|level| control.set(&level)) {
-                tracing::error!(error, "the log level stays");
+            match level.map(|level| control.set(&level)) {
+                None => {}
+                Some(Ok(_understood)) => board.pin_level(None),
+                Some(Err(error)) => tracing::error!(error, "the log level stays"),
             }
-            board.pin_config(admin::shown(&new));
+            board.pin_config(shown);
+            board.pin_config_warnings(&new.warnings);
             *lock(&present) = Present { config: new, stamp };
         })
     }

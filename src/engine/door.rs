@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::handle::{EngineHandle, SubmitError, check_room};
+use super::handle::{EngineHandle, SubmitError, check_room, check_state};
 use super::shared::Shared;
 use super::status::State;
 
@@ -61,10 +61,16 @@ impl EngineHandle {
                     inner.door.inside += 1;
                     return Ok(Pass(Arc::clone(shared)));
                 }
-                match &inner.state {
-                    State::Draining | State::Stopped => return Err(SubmitError::Draining),
-                    State::Failed { error } => return Err(SubmitError::Failed { error: error.clone() }),
-                    State::Loading { .. } | State::Ready | State::Hung { .. } => {}
+                let over = match &inner.state {
+                    State::Draining | State::Stopped => Some(SubmitError::Draining),
+                    State::Failed { error } => Some(SubmitError::Failed { error: error.clone() }),
+                    // Whether the next model comes to anything is not known yet.
+                    _ if inner.is_refusing() => check_state(&inner).err(),
+                    State::Loading { .. } | State::Ready | State::Hung { .. } => None,
+                };
+                if let Some(error) = over {
+                    inner.counters.requests.rejected += 1;
+                    return Err(error);
                 }
                 if place.is_none() {
                     if let Err(error) = check_room(&inner) {

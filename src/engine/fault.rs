@@ -167,7 +167,7 @@ impl Shared {
         std::mem::take(&mut inner.overdue)
     }
 
-    /// Waits before the next try; false if there is to be none.
+    /// Waits before the next try, unless another model is to take this one's place; false if there is to be none.
     pub(super) fn pause(&self, time: Duration) -> bool {
         let until = Instant::now() + time;
         let mut inner = self.lock();
@@ -176,7 +176,7 @@ impl Shared {
                 return false;
             }
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || inner.is_succeeded() {
                 return true;
             }
             inner = self.wait(inner, Some(left));
@@ -225,7 +225,7 @@ impl Shared {
             ..Usage::default()
         };
         let reason = FinishReason::Error(error);
-        inner.finished(&reason, usage, &Stats::default(), 0.0);
+        inner.finished(&running.queued, &reason, usage, &Stats::default(), 0.0);
         running.queued.sender.send(Event::Finish { reason, usage, stats: Stats::default() });
     }
 

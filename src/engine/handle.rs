@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::mailbox::{Events, mailbox};
-use super::shared::{Inner, Queued, Shared};
+use super::shared::{Inner, Queued, Shared, Tally};
 use super::status::{QueueStatus, QueuedJob, RunningJob, State, Status};
 use super::thread::Options;
 use super::{Account, Cause, FinishReason, Model, Request};
@@ -32,8 +32,8 @@ pub enum SubmitError {
         /// How much of the loading is done.
         percent: u8,
     },
-    /// The device was lost, and rebuilding the engine takes long.
-    #[error("the engine is being rebuilt after a fault of the device ({what}); try again in a while")]
+    /// The model is not on the device, and getting it back takes long.
+    #[error("the model is not on the device, and getting it back takes long ({what}); try again in a while")]
     Outage {
         /// What is being done.
         what: String,
@@ -113,13 +113,23 @@ impl EngineHandle {
         let accepted = Instant::now();
         let mut jobs = Vec::with_capacity(requests.len());
         let mut all = VecDeque::with_capacity(requests.len());
+        let tally = Tally::new(requests.len());
         for request in requests {
             let ticket = inner.next_ticket;
             inner.next_ticket += 1;
             let (sender, events) = mailbox(&self.shared, ticket);
             jobs.push(Job { id: request.id.clone(), events });
-            let (account, others) = (account.cloned(), VecDeque::new());
-            all.push_back(Queued { ticket, request, sender, accepted, account, others, continues: false });
+            let (account, others, tally) = (account.cloned(), VecDeque::new(), Arc::clone(&tally));
+            all.push_back(Queued {
+                ticket,
+                request,
+                sender,
+                accepted,
+                account,
+                others,
+                continues: false,
+                tally,
+            });
         }
         if let Some(mut first) = all.pop_front() {
             first.others = all;
@@ -200,6 +210,15 @@ impl EngineHandle {
         check_state(&self.shared.lock())
     }
 
+    /// The same of a request to generate, which counts among those that were rejected if it is.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::accepting`].
+    pub fn accepting_one(&self) -> Result<(), SubmitError> {
+        let mut inner = self.shared.lock();
+        check_state(&inner).inspect_err(|_| inner.counters.requests.rejected += 1)
+    }
+
     /// Has the engine work by these options from now on.
     pub fn set_options(&self, options: Options) {
         self.shared.lock().options = options;
@@ -231,7 +250,7 @@ impl EngineHandle {
     }
 }
 
-fn check_state(inner: &Inner) -> Result<(), SubmitError> {
+pub(super) fn check_state(inner: &Inner) -> Result<(), SubmitError> {
     match &inner.state {
         State::Ready => Ok(()),
         State::Loading { progress, what } if inner.model.is_none() => Err(SubmitError::NotReady {

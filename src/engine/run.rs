@@ -159,10 +159,10 @@ pub(super) fn run(
     let key = queued.account.as_ref().and_then(|account| account.name());
     log(&queued.request.id, key, &reason, usage, &stats);
     if let Some(account) = &queued.account {
-        account.add(usage);
+        account.add(queued.charged(usage));
     }
     // The slot is free before the listener knows, so that its next request does not find it taken.
-    shared.finished(&reason, usage, &stats, decode_s);
+    shared.finished(queued, &reason, usage, &stats, decode_s);
     queued.sender.send(Event::Finish { reason, usage, stats });
     broken
 }

@@ -1,7 +1,7 @@
 //! What the handles and the threads share.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -27,8 +27,29 @@ pub(super) struct Queued {
     /// The other choices of the same request: each goes to the end of the queue when the one before it begins, so that
     /// whoever waits comes between them.
     pub(super) others: VecDeque<Queued>,
-    /// A choice of the same request has run before: its turn comes, but it takes nobody's place.
+    /// A choice of the same request has run before: its turn comes, but it takes nobody's place, and the prompt, which
+    /// they share, is counted.
     pub(super) continues: bool,
+    /// What counts the request once, however many choices it has.
+    pub(super) tally: Arc<Tally>,
+}
+
+/// How the choices of one request end. The request counts as the first of them that went wrong, or as the last.
+pub(super) struct Tally {
+    left: AtomicUsize,
+    counted: AtomicBool,
+}
+
+impl Tally {
+    pub(super) fn new(choices: usize) -> Arc<Self> {
+        Arc::new(Self { left: AtomicUsize::new(choices), counted: AtomicBool::new(false) })
+    }
+
+    /// Notes that a choice has ended; whether the request counts by it.
+    fn ends(&self, well: bool) -> bool {
+        let last = self.left.fetch_sub(1, Ordering::Relaxed) == 1;
+        (last || !well) && !self.counted.swap(true, Ordering::Relaxed)
+    }
 }
 
 impl Queued {
@@ -38,6 +59,14 @@ impl Queued {
         next.others = std::mem::take(&mut self.others);
         next.continues = true;
         Some(next)
+    }
+
+    /// What of a choice's usage was not counted before: of the prompt, which all choices share, nothing but the first time.
+    pub(super) fn charged(&self, usage: Usage) -> Usage {
+        match self.continues {
+            true => Usage { prompt_tokens: 0, cached_tokens: 0, ..usage },
+            false => usage,
+        }
     }
 
     /// This one and the other choices.
@@ -290,8 +319,15 @@ impl Shared {
     }
 
     /// Empties the slot and counts how its job ended.
-    pub(super) fn finished(&self, reason: &FinishReason, usage: Usage, stats: &Stats, decode_s: f64) {
-        self.lock().finished(reason, usage, stats, decode_s);
+    pub(super) fn finished(
+        &self,
+        queued: &Queued,
+        reason: &FinishReason,
+        usage: Usage,
+        stats: &Stats,
+        decode_s: f64,
+    ) {
+        self.lock().finished(queued, reason, usage, stats, decode_s);
     }
 
     /// Ends every waiting job with `reason`.
@@ -303,7 +339,7 @@ impl Shared {
     }
 
     pub(super) fn end_waiting(&self, queued: &Queued, reason: FinishReason) {
-        self.lock().counters.count(&reason);
+        self.lock().ended(queued, &reason);
         let waited = queued.accepted.elapsed().as_secs_f64();
         queued.sender.send(Event::Finish {
             reason,
@@ -316,9 +352,9 @@ impl Shared {
     /// thread after its present step.
     pub(super) fn abandon(&self, ticket: u64) {
         let mut inner = self.lock();
-        let mut left = false;
+        let mut left = Vec::new();
         if let Some(place) = inner.queue.iter().position(|q| q.ticket == ticket) {
-            left = true;
+            left.push(Arc::clone(&inner.queue[place].tally));
             // The other choices, if anybody listens to them, keep the place.
             let continues = inner.queue[place].continues;
             match inner.queue[place].next() {
@@ -327,12 +363,13 @@ impl Shared {
             }
         } else {
             for queued in &mut inner.queue {
-                let before = queued.others.len();
+                let gone = queued.others.iter().filter(|other| other.ticket == ticket);
+                left.extend(gone.map(|other| Arc::clone(&other.tally)));
                 queued.others.retain(|other| other.ticket != ticket);
-                left |= queued.others.len() < before;
             }
         }
-        inner.counters.requests.cancelled += u64::from(left);
+        let counted = left.iter().filter(|tally| tally.ends(false)).count();
+        inner.counters.requests.cancelled += counted as u64;
     }
 }
 
@@ -343,12 +380,28 @@ impl Inner {
     }
 
     /// Empties the slot and counts how its job ended.
-    pub(super) fn finished(&mut self, reason: &FinishReason, usage: Usage, stats: &Stats, decode_s: f64) {
+    pub(super) fn finished(
+        &mut self,
+        queued: &Queued,
+        reason: &FinishReason,
+        usage: Usage,
+        stats: &Stats,
+        decode_s: f64,
+    ) {
         self.running = None;
         self.idle_since = Instant::now();
         let ran_s = stats.elapsed_s - stats.queue_s;
         self.mean_job_s = 0.8 * self.mean_job_s + 0.2 * ran_s;
-        self.counters.add(reason, usage, stats, decode_s);
+        self.counters.add(queued.charged(usage), stats, decode_s);
+        self.ended(queued, reason);
+    }
+
+    /// Counts how a request ended, once.
+    fn ended(&mut self, queued: &Queued, reason: &FinishReason) {
+        let well = matches!(reason, FinishReason::Stop | FinishReason::ToolCalls | FinishReason::Length);
+        if queued.tally.ends(well) {
+            self.counters.count(reason);
+        }
     }
 }
 

@@ -159,7 +159,7 @@ pub struct RunningJob {
     pub elapsed_s: f64,
 }
 
-/// Finished requests by how they ended.
+/// Finished requests by how they ended; one with several choices as the first of them that went wrong, or as the last.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Outcomes {
     /// End token or stop string.
@@ -170,7 +170,7 @@ pub struct Outcomes {
     pub cancelled: u64,
     /// Something failed, or the time was over before the first token.
     pub error: u64,
-    /// Never accepted: queue full, not ready, or too long.
+    /// Never accepted: queue full, no model ready, about to end, or too long.
     pub rejected: u64,
 }
 
@@ -187,7 +187,7 @@ pub struct Counters {
     pub loads: u64,
     /// How often the model was put away, for want of work or to make room.
     pub unloads: u64,
-    /// Prompt tokens of started requests, reused ones included.
+    /// Prompt tokens of started requests, reused ones included, once for all choices.
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub completion_tokens: u64,
@@ -227,7 +227,7 @@ pub struct Guesses {
 }
 
 impl Counters {
-    /// Counts how a job ended.
+    /// Counts how a request ended.
     pub(super) fn count(&mut self, reason: &FinishReason) {
         let requests = &mut self.requests;
         match reason {
@@ -240,9 +240,8 @@ impl Counters {
         }
     }
 
-    /// Counts a job that ran.
-    pub(super) fn add(&mut self, reason: &FinishReason, usage: Usage, stats: &Stats, decode_s: f64) {
-        self.count(reason);
+    /// Counts what a job took that ran.
+    pub(super) fn add(&mut self, usage: Usage, stats: &Stats, decode_s: f64) {
         self.prompt_tokens += usage.prompt_tokens as u64;
         self.completion_tokens += usage.completion_tokens as u64;
         self.cached_tokens += usage.cached_tokens as u64;

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use super::handle::EngineHandle;
 use super::loader::{Loader, Occasion, chain, fetch, guarded};
 use super::model::Loaded;
-use super::shared::Shared;
+use super::shared::{Inner, Shared};
 use super::status::State;
 use super::tenant::Tenant;
 use super::thread::start;
@@ -74,7 +74,7 @@ impl EngineHandle {
         let started =
             start(&self.shared, "engine", move |shared, me| succeed(&shared, me, loader, switch, tell));
         if let Err(error) = started {
-            give_up(&self.shared);
+            give_up(&self.shared, false);
             return Err(format!("the system gives no thread for the new model: {error}"));
         }
         told.await.unwrap_or_else(|_gone| Err("the new model's thread ended".to_owned()))
@@ -90,9 +90,10 @@ fn succeed(
     tell: oneshot::Sender<Result<Replaced, String>>,
 ) {
     // Nobody may listen any more; the switch was asked for all the same.
+    let was_resident = shared.lock().resident;
     match prepare(shared, &mut *loader) {
         Err(error) => {
-            give_up(shared);
+            give_up(shared, was_resident);
             let _told = tell.send(Err(error));
         }
         Ok((loaded, replaced, closed)) => {
@@ -163,17 +164,57 @@ fn take_over(
         tracing::error!(error, "the new model serves, with settings of the old one");
     }
     open(shared);
-    shared.set_state(State::Ready, |now| matches!(now, State::Loading { .. }));
+    shared.set_state(State::Ready, |now| matches!(now, State::Loading { .. } | State::Hung { .. }));
     tenant
 }
 
-/// The old model goes on; it is fetched again if it had to go.
-fn give_up(shared: &Shared) {
+/// The old model goes on; it is fetched again if it `was_resident` and had to go.
+fn give_up(shared: &Shared, was_resident: bool) {
     {
         let mut inner = shared.lock();
-        inner.wanted = !inner.resident;
+        inner.wanted = was_resident && !inner.resident;
     }
     open(shared);
+}
+
+impl Inner {
+    /// Whether another model is ready to take this one's place.
+    pub(super) fn is_succeeded(&self) -> bool {
+        matches!(self.succession, Some(Succession::Clearing { .. }))
+    }
+}
+
+impl Shared {
+    /// Lets a successor take over from a tenant that cannot get its model back: once nobody waits for that any more, or at
+    /// once, also from one that is still loading, if it is `the_end` of trying. Whether it has taken over.
+    pub(super) fn give_way(&self, me: u64, the_end: bool) -> bool {
+        let mut inner = self.lock();
+        loop {
+            if inner.tenant != me {
+                return true;
+            }
+            if inner.halt || inner.state == State::Draining || inner.state.is_over() {
+                return false;
+            }
+            match inner.succession {
+                None => return false,
+                Some(Succession::Preparing) if !the_end => return false,
+                Some(Succession::Clearing { .. }) if !the_end && !inner.is_refusing() => return false,
+                Some(Succession::Clearing { .. }) if !inner.queue.is_empty() => {
+                    drop(inner);
+                    self.refuse();
+                    inner = self.lock();
+                    continue;
+                }
+                Some(Succession::Clearing { .. }) if inner.door.inside == 0 => {
+                    inner.succession = Some(Succession::Clear { vacated: true });
+                    self.work.notify_all();
+                }
+                Some(_) => {}
+            }
+            inner = self.wait(inner, None);
+        }
+    }
 }
 
 fn open(shared: &Shared) {

@@ -46,6 +46,9 @@ impl Tenant {
         inner.resident = true;
         inner.loading = None;
         inner.silent_since = None;
+        // Whatever befell the model before is past.
+        inner.outage = None;
+        inner.recent_faults.clear();
         inner.idle_since = std::time::Instant::now();
     }
 
@@ -105,7 +108,7 @@ impl Tenant {
         }
         let usage = Usage { prompt_tokens: queued.request.prompt.len(), ..Usage::default() };
         let reason = FinishReason::Error(error.to_owned());
-        self.shared.finished(&reason, usage, &Stats::default(), 0.0);
+        self.shared.finished(queued, &reason, usage, &Stats::default(), 0.0);
         queued.sender.send(Event::Finish { reason, usage, stats: Stats::default() });
     }
 
@@ -127,10 +130,14 @@ impl Tenant {
             if !self.loader.again() {
                 return Err(error);
             }
-            if let Some(error) = self.shared.too_many_faults(&error) {
+            let too_many = self.shared.too_many_faults(&error);
+            if self.shared.give_way(self.me, too_many.is_some()) {
+                return Ok(());
+            }
+            if let Some(error) = too_many {
                 return Err(error);
             }
-            if !self.shared.pause(pause) {
+            if !self.shared.pause(pause) || self.shared.give_way(self.me, false) {
                 return Ok(());
             }
             tracing::warn!(error, "rebuilding the engine");

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
@@ -18,9 +18,6 @@ use crate::engine::Account;
 
 /// What probes may ask without a key; so may browsers for the pages of the studio, which hold nothing of the model.
 const OPEN: [&str; 2] = ["/health", "/ready"];
-
-/// What is posted and generates nothing.
-const FREE: [&str; 3] = ["/tokenize", "/detokenize", "/v1/messages/count_tokens"];
 
 /// Where Anthropic's clients send their key.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -38,10 +35,10 @@ pub(super) fn account() -> Option<Arc<Account>> {
 /// Somebody who may ask.
 pub(super) struct Caller {
     pub(super) account: Arc<Account>,
-    /// Requests that were to generate.
-    pub(super) requests: AtomicU64,
+    /// Requests to routes that generate.
+    pub(super) requests: Arc<AtomicU64>,
     /// Those that were too many.
-    pub(super) refused: AtomicU64,
+    pub(super) refused: Arc<AtomicU64>,
     limits: RateLimits,
     shares: Mutex<Shares>,
 }
@@ -49,7 +46,7 @@ pub(super) struct Caller {
 impl Caller {
     fn new(account: Account, limits: RateLimits) -> Self {
         let shares = Mutex::new(Shares::new(limits, Instant::now(), account.tokens()));
-        let (requests, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (requests, refused) = Default::default();
         Self { account: Arc::new(account), requests, refused, limits, shares }
     }
 
@@ -60,8 +57,8 @@ impl Caller {
         }
         let shares = self.with_shares(|shares| shares.under(limits, Instant::now(), self.account.tokens()));
         let shares = Mutex::new(shares);
-        let [requests, refused] =
-            [&self.requests, &self.refused].map(|count| AtomicU64::new(count.load(Ordering::Relaxed)));
+        // Shared: what was begun under the old limits is counted in the same place.
+        let [requests, refused] = [&self.requests, &self.refused].map(Arc::clone);
         Arc::new(Self { account: Arc::clone(&self.account), requests, refused, limits, shares })
     }
 
@@ -160,8 +157,8 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
     bearer().or_else(|| headers.get(X_API_KEY)?.to_str().ok().map(str::trim))
 }
 
-/// Lets a request pass that brings a key, if keys are configured, and whose limits are not used up.
-pub(super) async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+/// Lets a request pass that brings a key, if keys are configured.
+pub(super) async fn check(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path();
     if OPEN.contains(&path) || studio::is_page(request.method(), path) {
         return next.run(request).await;
@@ -180,14 +177,22 @@ pub(super) async fn check(State(app): State<Arc<App>>, request: Request, next: N
     if let Some(name) = caller.account.name() {
         tracing::Span::current().record("key", name);
     }
-    if *request.method() != Method::POST || FREE.contains(&path) {
-        return ACCOUNT.scope(Arc::clone(&caller.account), next.run(request)).await;
-    }
+    request.extensions_mut().insert(Arc::clone(&caller));
+    ACCOUNT.scope(Arc::clone(&caller.account), next.run(request)).await
+}
+
+/// Takes a request that is to generate out of its caller's share, whatever becomes of it, and tells what is left when the
+/// answer begins.
+pub(super) async fn spend(request: Request, next: Next) -> Response {
+    let Some(caller) = request.extensions().get::<Arc<Caller>>().cloned() else {
+        return next.run(request).await;
+    };
     let mut response = match caller.take() {
-        Ok(()) => ACCOUNT.scope(Arc::clone(&caller.account), next.run(request)).await,
+        Ok(()) => next.run(request).await,
         Err(refusal) => refusal.into_response(),
     };
-    caller.with_shares(|shares| shares.tell(response.headers_mut()));
+    let used = caller.account.tokens();
+    caller.with_shares(|shares| shares.tell(response.headers_mut(), Instant::now(), used));
     response
 }
 

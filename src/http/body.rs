@@ -10,7 +10,7 @@ use super::App;
 use super::completions::off_thread;
 use super::error::ApiError;
 use super::fields::quoted;
-use super::turn::Turn;
+use super::turn::{Place, Turn, Turns};
 
 /// So many times the limit is read of bodies that are too large.
 const DISCARDED: usize = 8;
@@ -18,9 +18,14 @@ const DISCARDED: usize = 8;
 /// Most values of a body: each takes far more memory than it has bytes.
 const MOST_VALUES: usize = 1 << 20;
 
-/// Reads a body that must be one JSON object, within the configured size and time. What is made of it is to be dropped
-/// before the turn.
-pub(super) async fn json_object(request: Request, app: &App) -> Result<(Turn, Map<String, Value>), ApiError> {
+/// A body, and the place that it has if it is large.
+pub(super) struct Whole {
+    pub(super) bytes: Vec<u8>,
+    place: Place,
+}
+
+/// Reads a body that must be JSON, within the configured size and time.
+pub(super) async fn read(request: Request, app: &App) -> Result<Whole, ApiError> {
     let (limit, time) = (app.server.max_body, app.server.body_timeout);
     let (parts, body) = request.into_parts();
     check_type(&parts.headers)?;
@@ -33,17 +38,22 @@ pub(super) async fn json_object(request: Request, app: &App) -> Result<(Turn, Ma
             }
             return Err(too_large(limit));
         }
-        collect(body, limit).await
+        collect(body, limit, &app.turns).await
     };
-    let bytes = tokio::time::timeout(time, reading).await.map_err(|_elapsed| {
+    tokio::time::timeout(time, reading).await.map_err(|_elapsed| {
         ApiError::refused(
             StatusCode::REQUEST_TIMEOUT,
             format!("the request's body did not arrive within {} s", time.as_secs_f64()),
         )
         .header(header::CONNECTION, HeaderValue::from_static("close"))
-    })??;
-    super::door::enter(&parts.extensions, app).await?;
+    })?
+}
+
+/// Makes a body the JSON object that it must be. What is made of it is to be dropped before the turn.
+pub(super) async fn json_object(whole: Whole, app: &App) -> Result<(Turn, Map<String, Value>), ApiError> {
+    let Whole { bytes, place } = whole;
     let turn = app.turns.take(bytes.len()).await;
+    drop(place);
     let map = if turn.is_large() { off_thread(move || parse(&bytes)).await? } else { parse(&bytes)? };
     Ok((turn, map))
 }
@@ -77,9 +87,9 @@ fn declared_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-async fn collect(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+async fn collect(body: Body, limit: usize, turns: &Turns) -> Result<Whole, ApiError> {
     let mut stream = body.into_data_stream();
-    let mut bytes = Vec::new();
+    let (mut bytes, mut place) = (Vec::new(), Place::none());
     while let Some(chunk) = stream.next().await {
         let chunk: Bytes = chunk.map_err(|error| {
             ApiError::refused(StatusCode::BAD_REQUEST, format!("the request's body broke off: {error}"))
@@ -88,9 +98,10 @@ async fn collect(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
             discard(Body::from_stream(stream), DISCARDED * limit).await;
             return Err(too_large(limit));
         }
+        turns.hold(bytes.len() + chunk.len(), &mut place).await;
         bytes.extend_from_slice(&chunk);
     }
-    Ok(bytes)
+    Ok(Whole { bytes, place })
 }
 
 /// Reads on for a while: a client that is still sending would otherwise see a reset connection, not the answer.

@@ -6,8 +6,8 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value};
 
-use super::App;
-use super::completions::{for_our_model, log_rest, model, off_thread};
+use super::completions::{for_our_model, log_rest, model_to_generate, off_thread};
+use super::door::Inside;
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
 use super::generation::{Asked, Generation};
@@ -15,6 +15,7 @@ use super::messages;
 use super::reply::{Dialect, answer};
 use super::tools::{Choice, Tools};
 use super::turn::Turn;
+use super::{App, Face};
 use crate::engine::Model;
 use crate::text::calls::Calling;
 use crate::text::{ChatInput, ChatTemplate, TextError};
@@ -25,8 +26,8 @@ pub(super) const ENABLE_THINKING: &str = "enable_thinking";
 /// The levels of `reasoning_effort`, the first of which switches thinking off. Templates know on and off only.
 const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 
-pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (turn, fields) = for_our_model(request, &app).await?;
+pub(super) async fn complete(State(face): State<Face>, request: Request) -> Result<Response, ApiError> {
+    let Inside { app, turn, fields, pass: _pass } = for_our_model(request, &face).await?;
     let Prepared { model, prompt, generation } = prepare(&app, turn, fields).await?;
     answer(&app, &model, Dialect::Chat, prompt, generation).await
 }
@@ -40,7 +41,11 @@ pub(super) struct Prepared {
 
 /// Reads the fields of a chat request, renders its messages and encodes them.
 pub(super) async fn prepare(app: &App, turn: Turn, mut fields: Fields) -> Result<Prepared, ApiError> {
-    let messages = messages::read(fields.take("messages"), app.server.max_messages)?;
+    let (messages, most) = (fields.take("messages"), app.server.max_messages);
+    let messages = match turn.is_large() {
+        true => off_thread(move || messages::read(messages, most)).await?,
+        false => messages::read(messages, most)?,
+    };
     let tools = Tools::read(&mut fields)?;
     let asked = Asked::read(&mut fields, app, Dialect::Chat)?;
     let mut extra = fields.object("chat_template_kwargs")?.unwrap_or_default();
@@ -49,7 +54,7 @@ pub(super) async fn prepare(app: &App, turn: Turn, mut fields: Fields) -> Result
     fields.refuse(ENABLE_THINKING, elsewhere, |_| false)?;
     log_rest(&fields);
     drop(fields);
-    let model = model(app)?;
+    let model = model_to_generate(app)?;
     let mut generation = asked.of(app, &model).await?;
     set_thinking(&model, effort, &mut extra)?;
     let calling = tools.calling(&model)?;

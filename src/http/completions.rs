@@ -7,20 +7,20 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::Value;
 
-use super::App;
-use super::body::json_object;
+use super::body::{json_object, read};
+use super::door::{Inside, enter};
 use super::error::ApiError;
 use super::fields::{Fields, quoted, wrong};
 use super::generation::Asked;
 use super::infill::{Gapped, gapped};
 use super::reply::{Dialect, answer};
 use super::tokens::{named, read_ids};
-use super::turn::Turn;
+use super::{App, Face};
 use crate::engine::Model;
 use crate::text::Specials;
 
-pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (turn, mut fields) = for_our_model(request, &app).await?;
+pub(super) async fn complete(State(face): State<Face>, request: Request) -> Result<Response, ApiError> {
+    let Inside { app, turn, mut fields, pass: _pass } = for_our_model(request, &face).await?;
     let prompt = Prompt::read(fields.take("prompt"))?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let suffix = fields.string("suffix")?.filter(|suffix| !suffix.is_empty());
@@ -29,7 +29,7 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
     fields.refuse("enable_thinking", "texts are continued as they are", |_| false)?;
     log_rest(&fields);
     drop(fields);
-    let model = model(&app)?;
+    let model = model_to_generate(&app)?;
     let mut generation = asked.of(&app, &model).await?;
     if echo && generation.logprobs.is_some() {
         let why = "those of a prompt are not known; leave out `logprobs`, or `echo`";
@@ -57,15 +57,17 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
     answer(&app, &model, Dialect::Text, prompt, generation).await
 }
 
-/// 404 when the request is meant for another model. A request that names none means ours.
-/// The fields of a request that names our model, or none.
-pub(super) async fn for_our_model(request: Request, app: &App) -> Result<(Turn, Fields), ApiError> {
-    let (turn, body) = json_object(request, app).await?;
+/// Reads a request that names our model, or none, and lets it in.
+pub(super) async fn for_our_model(request: Request, face: &Face) -> Result<Inside, ApiError> {
+    let whole = read(request, &face.now()).await?;
+    let (app, pass) = enter(face).await?;
+    let (turn, body) = json_object(whole, &app).await?;
     let mut fields = Fields::new(body);
-    check_model(&mut fields, app)?;
-    Ok((turn, fields))
+    check_model(&mut fields, &app)?;
+    Ok(Inside { app, turn, fields, pass })
 }
 
+/// 404 when the request is meant for another model. A request that names none means ours.
 pub(super) fn check_model(fields: &mut Fields, app: &App) -> Result<(), ApiError> {
     match fields.string("model")? {
         Some(name) if !app.serves(&name) => Err(model_not_found(app, &name)),
@@ -81,6 +83,16 @@ pub(super) fn model_not_found(app: &App, name: &str) -> ApiError {
 /// The loaded model, or why there is none to use.
 pub(super) fn model(app: &App) -> Result<Arc<Model>, ApiError> {
     app.engine.accepting()?;
+    loaded(app)
+}
+
+/// The same for a request to generate, which is counted if there is none.
+pub(super) fn model_to_generate(app: &App) -> Result<Arc<Model>, ApiError> {
+    app.engine.accepting_one()?;
+    loaded(app)
+}
+
+fn loaded(app: &App) -> Result<Arc<Model>, ApiError> {
     app.engine.model().ok_or_else(|| ApiError::internal("the engine is ready without a model"))
 }
 

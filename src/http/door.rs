@@ -1,52 +1,40 @@
-//! Requests that bring work wait at the engine's door while a reload changes the model: first unread, so that they see
-//! one configuration and one model, then once more with their body, from where on the model stays until they are queued.
+//! Requests that need the model wait at the engine's door while a reload changes it. They come there known, routed and
+//! whole: who is slow keeps nobody, and who has no key takes nobody's place. Behind the door a request sees one
+//! configuration and the one model that belongs to it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use axum::extract::{Request, State};
-use axum::http::{Extensions, Method};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
-
-use super::App;
 use super::error::ApiError;
+use super::fields::Fields;
+use super::turn::Turn;
+use super::{App, Face};
 use crate::engine::Pass;
 
-/// Where a request keeps its pass.
-#[derive(Clone, Default)]
-struct Pocket(Arc<Mutex<Option<Pass>>>);
+/// A request behind the door.
+pub(super) struct Inside {
+    /// What it is read by.
+    pub(super) app: Arc<App>,
+    pub(super) turn: Turn,
+    pub(super) fields: Fields,
+    /// Holds the model in place; to be kept until the prompt is in the queue.
+    pub(super) pass: Pass,
+}
 
-/// Lets a request in, and takes back its pass when its answer begins.
-pub(super) async fn keep(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    if request.method() != Method::POST {
-        return next.run(request).await;
-    }
+/// Lets a request in: the configuration that is in force then, and what holds the model in place.
+pub(super) async fn enter(face: &Face) -> Result<(Arc<App>, Pass), ApiError> {
+    let app = face.now();
     let entered = match app.server.request_timeout {
         Some(most) => tokio::time::timeout(most, app.engine.enter()).await,
         None => Ok(app.engine.enter().await),
     };
     match entered {
-        // Whoever has not sent its body yet is not waited for.
-        Ok(Ok(pass)) => drop(pass),
-        Ok(Err(error)) => return ApiError::from(error).into_response(),
+        // Looked up behind the door: configuration and model change together, while nobody is inside.
+        Ok(Ok(pass)) => Ok((face.now(), pass)),
+        Ok(Err(error)) => Err(error.into()),
         Err(_elapsed) => {
             let message =
                 "the time for a request (`server.request_timeout_s`) was over before the model was changed";
-            return ApiError::timeout(message).code("request_timeout").into_response();
+            Err(ApiError::timeout(message).code("request_timeout"))
         }
     }
-    let pocket = Pocket::default();
-    request.extensions_mut().insert(pocket.clone());
-    let response = next.run(request).await;
-    drop(pocket.0.lock().unwrap_or_else(PoisonError::into_inner).take());
-    response
-}
-
-/// Holds the model in place for the request with these extensions.
-pub(super) async fn enter(extensions: &Extensions, app: &App) -> Result<(), ApiError> {
-    if let Some(Pocket(pass)) = extensions.get() {
-        let entered = app.engine.enter().await?;
-        *pass.lock().unwrap_or_else(PoisonError::into_inner) = Some(entered);
-    }
-    Ok(())
 }

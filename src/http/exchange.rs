@@ -22,6 +22,11 @@ pub(super) fn number() -> Result<String, ApiError> {
     NUMBER.try_with(String::clone).or_else(|_outside| fresh())
 }
 
+/// The identifier of what is made for the request at hand: its number behind a word and a sign, e.g. `cmpl-`.
+pub(super) fn named(prefix: &str) -> Result<String, ApiError> {
+    Ok(format!("{prefix}{}", number()?))
+}
+
 /// What a client gets to know of a number.
 pub(super) fn id(number: &str) -> String {
     format!("req-{number}")

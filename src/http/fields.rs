@@ -95,7 +95,7 @@ impl Fields {
 }
 
 /// A JSON number without a fraction; `5.0` counts, as some clients know floats only.
-fn integer(value: &Value) -> Option<i64> {
+pub(super) fn integer(value: &Value) -> Option<i64> {
     /// Up to here every whole f64 is one integer.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     value.as_i64().or_else(|| {

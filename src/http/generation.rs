@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::constrained::{Form, compile};
 use super::error::ApiError;
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, integer, wrong};
 use super::reply::Dialect;
 use super::{App, bias, logprobs, random};
 use crate::config::SamplingConfig;
@@ -344,7 +344,7 @@ fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
     if let Some(seed) = value.as_u64() {
         return Ok(Some(seed));
     }
-    match value.as_i64() {
+    match integer(&value) {
         Some(-1) => random_seed().map(Some),
         // The generator is keyed by 64 bits; which ones a negative number has is as good as any.
         Some(seed) => Ok(Some(seed.cast_unsigned())),

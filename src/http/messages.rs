@@ -39,6 +39,26 @@ pub(super) fn read(messages: Option<Value>, most: usize) -> Result<Value, ApiErr
     answers::link(list?).map(Value::Array)
 }
 
+/// The messages as the API itself writes them, for another server: arguments are JSON in a string, what tools returned has
+/// no name, and thoughts are not sent back.
+pub(super) fn in_the_apis_shape(mut messages: Value) -> Value {
+    for message in messages.as_array_mut().into_iter().flatten() {
+        for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+            let arguments = &mut call["function"]["arguments"];
+            if !arguments.is_string() {
+                *arguments = if arguments.is_null() { "{}".into() } else { arguments.to_string().into() };
+            }
+        }
+        if let Some(message) = message.as_object_mut() {
+            message.remove("reasoning_content");
+            if message.get("role").is_some_and(|role| role == "tool") {
+                message.remove("name");
+            }
+        }
+    }
+    messages
+}
+
 fn message(path: &str, value: Value) -> Result<Value, ApiError> {
     let mut from = match value {
         Value::Object(map) => map,
@@ -201,6 +221,27 @@ mod tests {
         let read = read(Some(message), 9).unwrap();
         assert_eq!(read[0]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
         assert_eq!(read[0]["content"], "");
+    }
+
+    #[test]
+    fn another_server_gets_what_the_api_knows() {
+        let call = |arguments: Value| json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}});
+        let said = json!([
+            {"role": "user", "content": "hi", "name": "me"},
+            {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call(json!("{\"a\":1}"))]},
+            {"role": "tool", "content": "1", "tool_call_id": "c"},
+            {"role": "assistant", "content": "", "tool_calls": [call(Value::Null), call(json!("no JSON"))]},
+        ]);
+        let told = in_the_apis_shape(read(Some(said), 9).unwrap());
+        assert_eq!(
+            told,
+            json!([
+                {"role": "user", "content": "hi", "name": "me"},
+                {"role": "assistant", "content": "", "tool_calls": [call(json!("{\"a\":1}"))]},
+                {"role": "tool", "content": "1", "tool_call_id": "c"},
+                {"role": "assistant", "content": "", "tool_calls": [call(json!("{}")), call(json!("no JSON"))]},
+            ])
+        );
     }
 
     #[test]

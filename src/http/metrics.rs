@@ -21,7 +21,11 @@ fn render(status: &Status, keys: &Keys) -> String {
     let mut page = Page(String::with_capacity(4096));
     let c = &status.counters;
     let r = c.requests;
-    page.family("axe_requests_total", "counter", "Requests by how they ended.");
+    page.family(
+        "axe_requests_total",
+        "counter",
+        "Requests to generate by how they ended, once for all choices.",
+    );
     for (outcome, count) in [
         ("stop", r.stop),
         ("length", r.length),
@@ -143,7 +147,7 @@ impl Page {
         let named: Vec<_> = keys.callers().filter_map(|c| Some((c.account.name()?, c))).collect();
         type Count = fn(&Caller) -> u64;
         let families: [(&str, &str, Count); 4] = [
-            ("axe_key_requests_total", "Requests to generate, by key.", |c| {
+            ("axe_key_requests_total", "Requests to routes that generate, by key.", |c| {
                 c.requests.load(Ordering::Relaxed)
             }),
             ("axe_key_rate_limited_total", "Those of them that were too many.", |c| {

@@ -107,8 +107,9 @@ impl Shares {
         }
     }
 
-    /// Tells what is left.
-    pub(super) fn tell(&self, headers: &mut HeaderMap) {
+    /// Tells what is left, with what was used up to now.
+    pub(super) fn tell(&mut self, headers: &mut HeaderMap, now: Instant, used: u64) {
+        self.look(now, used);
         let names = [
             ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
             ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
@@ -234,9 +235,10 @@ mod tests {
     #[test]
     fn what_is_left_is_told() {
         let (mut shares, now) = shares(Some(60), Some(1000));
-        shares.take(now, 250).unwrap();
+        shares.take(now, 100).unwrap();
         let mut headers = HeaderMap::new();
-        shares.tell(&mut headers);
+        // The request itself has used some by now.
+        shares.tell(&mut headers, now, 250);
         for (name, value) in [
             ("x-ratelimit-limit-requests", "60"),
             ("x-ratelimit-remaining-requests", "59"),
@@ -248,7 +250,7 @@ mod tests {
             assert_eq!(headers[name], value, "{name}");
         }
         let mut none = HeaderMap::new();
-        Shares::new(RateLimits::default(), now, 0).tell(&mut none);
+        Shares::new(RateLimits::default(), now, 0).tell(&mut none, now, 9);
         assert!(none.is_empty());
     }
 

@@ -52,12 +52,12 @@ pub(super) struct Head {
 impl Head {
     fn new(dialect: Dialect, app: &App, model: &Model, seed: u64) -> Result<Self, ApiError> {
         let prefix = match dialect {
-            Dialect::Chat => "chatcmpl",
-            Dialect::Text => "cmpl",
+            Dialect::Chat => "chatcmpl-",
+            Dialect::Text => "cmpl-",
         };
         Ok(Self {
             dialect,
-            id: format!("{prefix}-{}", exchange::number()?),
+            id: exchange::named(prefix)?,
             created: unix_time(),
             model: app.name.clone(),
             fingerprint: fingerprint(model),
@@ -170,7 +170,7 @@ pub(super) fn outcome(reason: FinishReason) -> Result<&'static str, ApiError> {
             Err(ApiError::unavailable("the server shut down before the reply was complete").code("shutting_down"))
         }
         FinishReason::Cancelled(Cause::Outage) => Err(ApiError::unavailable(
-            "the device was lost, and the engine is not back yet; try again in a while",
+            "the model is not on the device, and could not be brought back yet; try again in a while",
         )
         .code("engine_rebuilding")
         .retry_after(OUTAGE_RETRY)),

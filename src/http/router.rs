@@ -10,7 +10,7 @@ use tower_http::compression::CompressionLayer;
 use super::error::ApiError;
 use super::fields::quoted;
 use super::{
-    Face, anthropic, auth, chat, completions, cors, door, edit, exchange, health, metrics, models, responses,
+    Face, anthropic, auth, chat, completions, cors, edit, exchange, health, metrics, models, responses,
     studio, tokens,
 };
 
@@ -18,10 +18,10 @@ use super::{
 pub fn router(face: impl Into<Face>) -> Router {
     let face = face.into();
     Router::new()
-        .route("/v1/chat/completions", posts(post(chat::complete)))
-        .route("/v1/completions", posts(post(completions::complete)))
-        .route("/v1/responses", posts(post(responses::respond)))
-        .route("/v1/messages", posts(post(anthropic::messages)))
+        .route("/v1/chat/completions", posts(generates(post(chat::complete))))
+        .route("/v1/completions", posts(generates(post(completions::complete))))
+        .route("/v1/responses", posts(generates(post(responses::respond))))
+        .route("/v1/messages", posts(generates(post(anthropic::messages))))
         .route("/v1/messages/count_tokens", posts(post(anthropic::count_tokens)))
         .route("/tokenize", posts(post(tokens::tokenize)))
         .route("/detokenize", posts(post(tokens::detokenize)))
@@ -31,12 +31,11 @@ pub fn router(face: impl Into<Face>) -> Router {
         .route("/health", gets(get(health::health)))
         .route("/ready", gets(get(health::ready)))
         .route("/metrics", gets(get(metrics::show)))
-        .route("/edit", both(get(studio::editor).post(edit::edit)))
+        .route("/edit", both(generates(post(edit::edit)).get(studio::editor)))
         .merge(studio::routes())
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(CompressionLayer::new())
-        .layer(from_fn_with_state(face.clone(), door::keep))
         .layer(from_fn_with_state(face.clone(), auth::check))
         .layer(from_fn(anthropic::dress))
         .layer(from_fn_with_state(face.clone(), cors::allow))
@@ -46,6 +45,11 @@ pub fn router(face: impl Into<Face>) -> Router {
 
 pub(super) fn posts(route: MethodRouter<Face>) -> MethodRouter<Face> {
     route.options(|| async { options("OPTIONS, POST") })
+}
+
+/// A route whose requests count, and are limited, as requests to generate; others are free.
+pub(super) fn generates(route: MethodRouter<Face>) -> MethodRouter<Face> {
+    route.route_layer(from_fn(auth::spend))
 }
 
 pub(super) fn gets(route: MethodRouter<Face>) -> MethodRouter<Face> {

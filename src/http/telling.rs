@@ -14,7 +14,7 @@ use super::hear::{Committed, End, Heard, hear, hear_out};
 use super::reply::{figures, submit};
 use super::sse::{Frames, hold_back, respond_with};
 use super::turn::Turn;
-use super::{App, hex, random};
+use super::{App, exchange};
 use crate::engine::{Events, Request, Stats, Usage};
 use crate::text::Parts;
 use crate::text::calls::Call;
@@ -77,7 +77,7 @@ pub(super) async fn answer<T: Teller>(
     teller: impl FnOnce(Begun) -> T,
 ) -> Result<Response, ApiError> {
     let Prepared { model, prompt, generation } = prepare(app, turn, fields).await?;
-    let id = format!("{prefix}_{}", hex(&random::<12>()?));
+    let id = exchange::named(prefix)?;
     let mut teller = teller(Begun { id: id.clone(), prompt_tokens: prompt.len() });
     let (stream, seed) = (generation.stream, generation.sampling.seed);
     let stops = generation.stop.strings.clone();

@@ -9,11 +9,12 @@ use axum::Json;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
 
-use super::App;
+use super::Face;
 use super::chat::{Prepared, prepare};
 use super::completions::{for_our_model, log_rest, model, off_thread};
+use super::door::Inside;
 use super::error::ApiError;
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, integer, wrong};
 use crate::text::{Specials, TokenKind, Tokenizer};
 
 /// What a text to be tokenized is called, and whether special tokens are put around it when the request does not say.
@@ -21,8 +22,8 @@ const TEXTS: [(&str, bool); 2] = [("content", false), ("prompt", true)];
 
 const MESSAGES: &str = "messages";
 
-pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (turn, mut fields) = for_our_model(request, &app).await?;
+pub(super) async fn tokenize(State(face): State<Face>, request: Request) -> Result<Json<Value>, ApiError> {
+    let Inside { app, turn, mut fields, pass: _pass } = for_our_model(request, &face).await?;
     let pieces = fields.boolean("with_pieces")?.unwrap_or(false);
     let strings = fields.boolean("return_token_strs")?.unwrap_or(false);
     let add_special = add_special(&mut fields)?;
@@ -51,6 +52,8 @@ pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
             fields.refuse("add_generation_prompt", "the prompt always ends where the reply begins", |v| {
                 *v == Value::Bool(true)
             })?;
+            // Who only counts is not counted among the requests.
+            model(&app)?;
             let Prepared { model, prompt, .. } = prepare(&app, turn, fields).await?;
             (model, prompt)
         }
@@ -90,11 +93,8 @@ fn piece(bytes: &[u8]) -> Value {
     std::str::from_utf8(bytes).map_or_else(|_| bytes.into(), Value::from)
 }
 
-pub(super) async fn detokenize(
-    State(app): State<Arc<App>>,
-    request: Request,
-) -> Result<Json<Value>, ApiError> {
-    let (turn, mut fields) = for_our_model(request, &app).await?;
+pub(super) async fn detokenize(State(face): State<Face>, request: Request) -> Result<Json<Value>, ApiError> {
+    let Inside { app, turn, mut fields, pass: _pass } = for_our_model(request, &face).await?;
     let ids = match fields.take("tokens") {
         None => return Err(ApiError::field("tokens", "`tokens` is missing; expected a list of token ids")),
         Some(Value::Array(ids)) => ids,
@@ -143,7 +143,7 @@ fn add_special(fields: &mut Fields) -> Result<Option<bool>, ApiError> {
 /// The token ids of the list `field`, all below `vocab_size`.
 pub(super) fn read_ids(field: &str, ids: Vec<Value>, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
     let check = |(i, value): (usize, Value)| {
-        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let id = integer(&value).and_then(|id| u32::try_from(id).ok());
         id.filter(|id| (*id as usize) < vocab_size).ok_or_else(|| {
             let param = format!("{field}[{i}]");
             let last = vocab_size.saturating_sub(1);

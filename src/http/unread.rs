@@ -24,7 +24,10 @@ pub(super) fn answer(bytes: &[u8]) -> Option<Vec<u8>> {
     let status = head.split(' ').nth(1)?.parse().ok()?;
     let status = StatusCode::from_u16(status).ok()?;
     let message = match status {
-        StatusCode::BAD_REQUEST => "the head of the request is not HTTP/1.1",
+        StatusCode::BAD_REQUEST => {
+            "the head of the request is not HTTP/1.1, or what it says of the body's length (Content-Length, \
+             Transfer-Encoding) is no length or contradicts itself"
+        }
         StatusCode::URI_TOO_LONG => "the address of the request is too long",
         StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => {
             "the head of the request is larger than `server.max_head_kib` allows, or has more than 100 headers; send \

@@ -46,12 +46,13 @@ async fn kept_lines_end_and_are_chosen_by_number_and_level() {
 async fn lines_of_one_request_are_kept_and_followed() {
     let daemon = Daemon::start().await;
     let write = |id: &str, text: &str| daemon.log(|| tracing::info!(id, "{text}"));
-    write("chatcmpl-aa", "kept");
-    write("chatcmpl-bb", "another's");
-    let mut lines = daemon.client().lines("/logs?request=req-aa&follow=1").await.unwrap();
+    write("chatcmpl-aaaaaaaaaaaaaaaaaaaaaaaa", "kept");
+    write("chatcmpl-aaaaaaaaaaaaaaaaaaaaaaab", "another's");
+    let mut lines =
+        daemon.client().lines("/logs?request=req-aaaaaaaaaaaaaaaaaaaaaaaa&follow=1").await.unwrap();
     assert_eq!(messages(&mut lines, 1).await, ["kept"]);
-    write("chatcmpl-bb", "another's");
-    write("chatcmpl-aa", "new");
+    write("chatcmpl-aaaaaaaaaaaaaaaaaaaaaaab", "another's");
+    write("chatcmpl-aaaaaaaaaaaaaaaaaaaaaaaa", "new");
     assert_eq!(messages(&mut lines, 1).await, ["new"]);
 }
 

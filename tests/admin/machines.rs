@@ -162,6 +162,7 @@ fn the_doctor_names_the_cure_for_each_fault() {
 async fn the_doctor_asks_a_running_daemon_and_names_a_wrong_configuration() {
     let daemon = Daemon::start().await;
     daemon.board.warn("the card is odd: turn it round");
+    daemon.board.pin_device(device("a card of its own"));
     let look = |arguments: Vec<String>, socket: PathBuf| async move {
         let mut command = Command::new(binary());
         command.args(["--json", "doctor"]).args(arguments).env("AXED_SOCKET", socket);
@@ -173,6 +174,8 @@ async fn the_doctor_asks_a_running_daemon_and_names_a_wrong_configuration() {
     assert_found(&findings, "socket", "ok", "admin.sock answers");
     assert_found(&findings, "daemon", "ok", "ready, pid");
     assert_found(&findings, "warning", "warn", "turn it round");
+    // What it would find in another environment is not what the daemon uses.
+    assert_found(&findings, "devices", "ok", "the daemon uses a card of its own");
     // The test's daemon says that it listens where nobody does.
     assert_found(&findings, "port", "fail", "http://127.0.0.1:8080/health");
 
@@ -183,6 +186,57 @@ async fn the_doctor_asks_a_running_daemon_and_names_a_wrong_configuration() {
     assert_eq!(code, 1);
     assert_found(&findings, "daemon", "warn", "not running");
     assert_found(&findings, "configuration", "fail", "key `server.port`: found string");
+
+    std::fs::write(&wrong, "[server]\nport = many\n").unwrap();
+    let arguments = vec!["--config".to_owned(), wrong.display().to_string()];
+    let (_, findings) = look(arguments, daemon.directory.path().join("nobody.sock")).await;
+    assert_found(&findings, "configuration", "fail", "wrong.toml: not valid TOML: line 2, column 8: ");
+    // What follows from that is not told again.
+    assert!(findings.iter().all(|finding| finding["check"] != "devices"), "{findings:#?}");
+}
+
+fn device(name: &str) -> Device {
+    Device {
+        name: name.to_owned(),
+        kind: "gpu".to_owned(),
+        platform: "OpenCL".to_owned(),
+        driver: "1.2".to_owned(),
+        pci: None,
+        compute_units: 32,
+        memory_bytes: 1 << 30,
+    }
+}
+
+#[test]
+fn the_doctor_finds_files_where_the_daemon_would() {
+    let folder = tempfile::tempdir().unwrap();
+    let conf = folder.path().join("conf");
+    std::fs::create_dir_all(conf.join("c")).unwrap();
+    std::fs::write(conf.join("keys"), "alice:one\n").unwrap();
+    std::fs::set_permissions(conf.join("keys"), std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    std::fs::write(conf.join("m.gguf"), "no model").unwrap();
+    std::fs::write(folder.path().join("other.gguf"), "no model, and longer").unwrap();
+    let toml = "[model]\npath = \"m.gguf\"\n[server]\napi_key_file = \"keys\"\n[device]\ncache_dir = \"c\"\n";
+    std::fs::write(conf.join("daemon.toml"), toml).unwrap();
+    let look = |model: &str| {
+        let mut command = Command::new(binary());
+        command.args(["--json", "doctor", "--config", "conf/daemon.toml"]).current_dir(folder.path());
+        for name in ["AXE_DEVICE_CACHE_DIR", "AXE_API_KEY", "AXE_HOST"] {
+            command.env_remove(name);
+        }
+        let output = command.env("AXED_SOCKET", "/nowhere").env("AXE_MODEL", model).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        report["findings"].as_array().unwrap().clone()
+    };
+    let findings = look("");
+    assert_found(&findings, "model", "ok", "conf/m.gguf, 8");
+    assert_found(&findings, "key file", "warn", "conf/keys (mode 644)");
+    assert_found(&findings, "cache", "ok", "conf/c holds");
+    // The program is asked for the same file.
+    let fit = findings.iter().find(|finding| finding["check"] == "fit").unwrap();
+    assert!(!fit["found"].as_str().unwrap().contains("No such file"), "{fit}");
+    // A path in the environment counts from the working folder.
+    assert_found(&look("other.gguf"), "model", "ok", "other.gguf, 20");
 }
 
 #[test]

@@ -285,7 +285,7 @@ async fn a_bench_ends_with_the_client_that_asked() {
     let leaving = daemon.raw(request.as_bytes(), true, std::time::Duration::from_secs(1));
     let (answer, _) = tokio::join!(
         leaving,
-        daemon.queue_until(|queue| queue.running.as_ref().is_some_and(|job| job.id == "bench-0"))
+        daemon.queue_until(|queue| queue.running.as_ref().is_some_and(|job| job.id.ends_with("-0")))
     );
     assert_eq!(answer, "");
     daemon.queue_until(|queue| queue.running.is_none()).await;
@@ -327,6 +327,33 @@ async fn log_level_changes_what_is_kept() {
     let kept = daemon.ring.last(10, axectl::protocol::Level::Trace);
     let messages: Vec<_> = kept.iter().map(|line| line.message.as_str()).collect();
     assert_eq!(messages, ["after"]);
+    // It is the level in force, whatever the configuration says.
+    let config: Config = daemon.client().get("/config").await.unwrap();
+    let shown = config.settings.iter().find(|setting| setting.key == "log.level").unwrap();
+    assert_eq!((shown.value.as_str(), shown.source), (Some("debug"), Source::Operator));
+    daemon.board.pin_level(None);
+    let config: Config = daemon.client().get("/config").await.unwrap();
+    assert_eq!(config.text("log.level").as_deref(), Some("info"));
+}
+
+#[tokio::test]
+async fn the_jobs_of_a_bench_are_those_of_no_other() {
+    let daemon = Daemon::start().await;
+    let asked = BenchRequest { prompt_tokens: 7, completion_tokens: 5, rounds: 1 };
+    let client = daemon.client();
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let cancelling = async {
+            daemon.queue_until(|queue| queue.running.is_some()).await;
+            let id = daemon.board.running_id().unwrap();
+            daemon.client().post::<CancelResult>(&format!("/cancel/{id}"), NOTHING).await.unwrap().id
+        };
+        let (bench, id) = tokio::join!(client.post::<Bench>("/bench", Some(&asked)), cancelling);
+        let Err(ClientError::Refused { body, .. }) = bench else { panic!("not ended: {bench:?}") };
+        assert!(body.error.message.contains("it was ended"), "{}", body.error.message);
+        seen.push(id);
+    }
+    assert_ne!(seen[0], seen[1]);
 }
 
 fn level(level: &str) -> LogLevel {

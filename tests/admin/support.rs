@@ -67,6 +67,7 @@ impl Daemon {
         let setting = |key: &str, value: serde_json::Value, source, place: Option<&str>| protocol::Setting {
             key: key.to_owned(),
             value,
+            after_restart: None,
             source,
             place: place.map(str::to_owned),
         };

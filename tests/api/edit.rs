@@ -245,6 +245,13 @@ async fn everything_that_is_wrong_is_refused_before_anything_runs() {
         (selection(code, 0, 1, json!({"stop": "x"})), "stop"),
         (selection(code, 0, 1, json!({"ignore_eos": true})), "ignore_eos"),
         (selection(code, 0, 1, json!({"n": 2})), "n"),
+        (selection(code, 0, 1, json!({"reasoning_effort": "high"})), "reasoning_effort"),
+        (selection(code, 0, 1, json!({"enable_thinking": true})), "enable_thinking"),
+        (
+            selection(code, 0, 1, json!({"chat_template_kwargs": {"enable_thinking": true}})),
+            "chat_template_kwargs",
+        ),
+        (selection(code, 0, 1, json!({"chat_template_kwargs": {"x": false}})), "chat_template_kwargs"),
         (selection(code, 0, 1, json!({"suffix": "x"})), "suffix"),
         (selection(code, 0, 1, json!({"top_k": 5})), "top_k"),
         (selection(code, 0, 1, json!({"temperature": 9})), "temperature"),

@@ -429,6 +429,9 @@ async fn readiness_follows_the_engine_and_health_does_not() {
     );
     assert_eq!(response.json::<Value>().await.unwrap()["error"]["code"], "model_loading");
     assert_eq!(server.get("/v1/models").await.status(), 200);
+    // What was to generate counts as rejected, whatever says so; what was not is no such request.
+    server.refusal("/tokenize", &json!({"content": "a"}), 503).await;
+    assert_eq!(server.stage.engine.status().counters.requests.rejected, 1);
 
     go.send(()).unwrap();
     eventually("readiness", || server.stage.engine.status().state == axe::engine::State::Ready).await;

@@ -94,7 +94,7 @@ async fn sampling_fields_reach_the_model() {
     };
     assert_eq!(last_sampling(&server), wanted);
     server
-        .ask(CHAT, &chat(json!({"repeat_penalty": 1.2, "top_k": -1, "seed": -2, "temperature": 1e-30})))
+        .ask(CHAT, &chat(json!({"repeat_penalty": 1.2, "top_k": -1, "seed": -2.0, "temperature": 1e-30})))
         .await;
     let s = last_sampling(&server);
     assert_eq!((s.repetition_penalty, s.top_k, s.seed, s.temperature), (1.2, 0, u64::MAX - 1, 0.0));

@@ -222,6 +222,39 @@ class Backends(Page):
 
 
 class Safety(Page):
+    def test_another_model_is_taken_up(self):
+        expect(self.page.locator("#steps-row")).to_be_visible()
+        ready = {"status": "ready", "model": "another"}
+        causal = {
+            "id": "local", "name": "another", "kind": "causal", "chat": True, "thinking": False,
+            "defaults": {"max_tokens": 5, "temperature": 0.5}, "about": "another model",
+        }
+        self.page.route("**/ready", lambda route: route.fulfill(json=ready))
+        self.page.route("**/studio/backends", lambda route: route.fulfill(json={"backends": [causal]}))
+        self.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        expect(self.page.locator("#steps-row")).to_be_hidden()
+        expect(self.page.locator("#about")).to_have_text("another model")
+        with self.page.expect_request("**/chat") as asked:
+            self.page.locator("#prompt").fill("hello")
+            self.page.get_by_role("button", name="Send").click()
+        self.assertNotIn("steps", asked.value.post_data_json)
+        self.finished(0)
+
+    def test_what_is_written_before_the_server_tells_anything_stays(self):
+        refusal = {"error": {"message": "an API key is needed", "type": "invalid_request_error"}}
+        self.page.route("**/studio/backends", lambda route: route.fulfill(status=401, json=refusal))
+        self.page.goto(daemon.url + self.PATH)
+        expect(self.page.locator("#settings")).to_have_class(re.compile(r"\bopen\b"))
+        self.page.locator("#prompt").fill("hello")
+        self.page.locator("#prompt").press("Enter")
+        expect(self.page.locator(".toast")).to_contain_text("stays here")
+        expect(self.page.locator("#prompt")).to_have_value("hello")
+        self.page.unroute("**/studio/backends")
+        expect(self.page.locator("#state")).to_have_attribute("data-state", "ready")
+        # The browser tells of each answer that was no success.
+        self.assertTrue(all("401" in complaint for complaint in self.complaints), self.complaints)
+        self.complaints.clear()
+
     def test_markup_in_questions_drafts_and_answers_stays_text(self):
         draft = {"canvas": 0, "step": 1, "tokens": [MARKUP, None, MARKUP], "entropy": [0.1, 0.2, 3.0]}
         done = {"finish_reason": MARKUP, "usage": {"completion_tokens": 3}, "stats": {"denoising_steps": 2}, "seed": MARKUP}

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use axectl::client::ClientError;
-use axectl::protocol::{Config, State, Status};
+use axectl::protocol::{Config, Source, State, Status};
 use serde_json::Value;
 
 use super::{Doctor, Finding};
@@ -26,6 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub(super) struct Asked {
     status: Option<Status>,
     config: Option<Config>,
+    /// Where the daemon runs, if it does and that is known.
+    folder: Option<PathBuf>,
     devices: bool,
     model_bytes: Option<u64>,
 }
@@ -60,6 +62,7 @@ pub(super) async fn look(doctor: &Doctor, findings: &mut Vec<Finding>) -> Asked 
         Ok(status) => {
             findings.extend(running(doctor.client.socket(), &status));
             asked.config = doctor.client.get::<Config>("/config").await.ok();
+            asked.folder = std::fs::read_link(format!("/proc/{}/cwd", status.pid)).ok();
             asked.status = Some(status);
         }
         Err(error) => findings.push(unreachable(doctor.client.socket(), error)),
@@ -69,13 +72,21 @@ pub(super) async fn look(doctor: &Doctor, findings: &mut Vec<Finding>) -> Asked 
         asked.config = read_config(program.as_deref(), doctor.config.as_deref(), findings);
     }
     if let Some(config) = asked.config.take() {
-        asked.model_bytes = model(&config, findings);
-        findings.push(cache(&config));
-        findings.extend(keys(&config));
+        let path = |key| path(&config, key, asked.folder.as_deref());
+        asked.model_bytes = model(path("model.path"), findings);
+        findings.push(cache(path("device.cache_dir")));
+        findings.extend(path("server.api_key_file").map(|path| keys(&path)));
         findings.push(port(&config, asked.status.as_ref()));
         asked.config = Some(config);
     }
+    if let Some(status) = &asked.status {
+        asked.devices = true;
+        findings.push(in_use(status));
+        return asked;
+    }
     match program {
+        // What it would look for is not known.
+        Some(_) if asked.config.is_none() => {}
         Some(program) => asks(&program, doctor.config.as_deref(), &mut asked, findings),
         None => {
             let found =
@@ -204,16 +215,34 @@ fn read_config(program: Option<&Path>, named: Option<&Path>, findings: &mut Vec<
     Some(config)
 }
 
+/// The path that a setting names: a relative one in the file counts from the file's folder, all others from where the daemon
+/// runs, which is `folder` if it is known, else here.
+fn path(config: &Config, key: &str, folder: Option<&Path>) -> Option<PathBuf> {
+    let path = PathBuf::from(config.text(key)?);
+    let setting = config.settings.iter().find(|setting| setting.key == key)?;
+    let place = setting.place.as_deref().filter(|_| setting.source == Source::File).map(Path::new);
+    let path = place.and_then(Path::parent).map_or_else(|| path.clone(), |parent| parent.join(&path));
+    Some(folder.map_or_else(|| path.clone(), |folder| folder.join(&path)))
+}
+
+/// The device that a running daemon has taken.
+fn in_use(status: &Status) -> Finding {
+    match &status.device {
+        Some(device) => Finding::ok(
+            "devices",
+            format!("the daemon uses {} ({}, driver {})", device.name, device.platform, device.driver),
+        ),
+        None => Finding::skipped("devices", "the daemon has taken none yet"),
+    }
+}
+
 /// The model's file or folder; its bytes.
-fn model(config: &Config, findings: &mut Vec<Finding>) -> Option<u64> {
-    let Some(path) = config.text("model.path") else {
+fn model(path: Option<PathBuf>, findings: &mut Vec<Finding>) -> Option<u64> {
+    let Some(path) = path else {
         let advice = "set model.path in daemon.toml to a GGUF file or the directory of a DiffusionGemma";
         findings.push(Finding::fail("model", "no model is named", advice));
         return None;
     };
-    let place = config.file.as_deref().map(Path::new).and_then(Path::parent);
-    // A relative path in the file counts from there.
-    let path = place.map_or_else(|| PathBuf::from(&path), |folder| folder.join(&path));
     let shown = path.display();
     let opened = match std::fs::metadata(&path) {
         Ok(metadata) if metadata.is_dir() => std::fs::read_dir(&path).map(|entries| {
@@ -245,8 +274,8 @@ fn model(config: &Config, findings: &mut Vec<Finding>) -> Option<u64> {
     }
 }
 
-fn cache(config: &Config) -> Finding {
-    let Some(path) = config.text("device.cache_dir").map(PathBuf::from) else {
+fn cache(path: Option<PathBuf>) -> Finding {
+    let Some(path) = path else {
         return Finding::skipped("cache", "no folder is named");
     };
     let shown = path.display();
@@ -292,25 +321,25 @@ fn size_below(folder: &Path, levels: usize) -> u64 {
         .sum()
 }
 
-fn keys(config: &Config) -> Option<Finding> {
-    let path = config.text("server.api_key_file")?;
-    let metadata = match std::fs::metadata(&path) {
+fn keys(path: &Path) -> Finding {
+    let metadata = match std::fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            return Some(Finding::ok("key file", format!("{path}, closed to this user")));
+            return Finding::ok("key file", format!("{}, closed to this user", path.display()));
         }
         Err(error) => {
             let advice = "write it, one name:key a line, or unset server.api_key_file";
-            return Some(Finding::fail("key file", format!("{path}: {error}"), advice));
+            return Finding::fail("key file", format!("{}: {error}", path.display()), advice);
         }
     };
+    let path = path.display();
     let mode = metadata.permissions().mode() & 0o777;
-    Some(if mode & 0o004 == 0 {
+    if mode & 0o004 == 0 {
         Finding::ok("key file", format!("{path}, mode {mode:03o}"))
     } else {
         let found = format!("everybody on this machine may read {path} (mode {mode:03o})");
         Finding::warn("key file", found, format!("chmod o-r {path}"))
-    })
+    }
 }
 
 fn port(config: &Config, status: Option<&Status>) -> Finding {
@@ -370,10 +399,10 @@ fn asks(program: &Path, named: Option<&Path>, asked: &mut Asked, findings: &mut 
         }
         Err(error) => findings.push(Finding::skipped("devices", format!("{}: {error}", program.display()))),
     }
-    let Some(model) = asked.config.as_ref().and_then(|config| config.text("model.path")) else { return };
-    if asked.is_running() {
+    let Some(model) = asked.config.as_ref().and_then(|config| path(config, "model.path", None)) else {
         return;
-    }
+    };
+    let model = model.to_string_lossy();
     match run(program, &["plan", "--json", "--model", &model], config.as_deref()) {
         Ok(output) if output.status.success() => {
             findings.push(Finding::ok("fit", "the model fits the device's memory"))

@@ -1,6 +1,7 @@
 //! `axectl doctor`: looks at everything that has to be right, with or without a running daemon, and says what to do.
 //!
-//! Nothing is changed. What other programs know better is asked of them: `axed config` reads the configuration, `axed
+//! Nothing is changed. What other programs know better is asked of them: a running daemon tells its configuration and its
+//! device; where none runs, `axed config` reads the configuration, `axed
 //! devices` loads the OpenCL runtimes, `axed plan` tells whether the model fits.
 
 mod cards;

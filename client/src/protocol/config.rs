@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 /// Answer to `GET /config`.
@@ -19,12 +19,21 @@ pub struct Config {
 pub struct Setting {
     /// Its dotted key, e.g. `server.port`.
     pub key: String,
-    /// Its value as it was read; `null` where nothing is set. A secret shows as `(secret)`.
+    /// Its value in force; `null` where nothing is set. A secret shows as `(secret)`, and so does what an address has of
+    /// names and passwords.
     pub value: Value,
+    /// What a reload has found in its place, which only a restart brings into force.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    pub after_restart: Option<Value>,
     /// What kind of place named it.
     pub source: Source,
     /// The place: the file, the variable, the flag, the credential; `null` for a default.
     pub place: Option<String>,
+}
+
+/// A member that is there, though it may be null.
+fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
 }
 
 /// What kind of place a value comes from.
@@ -41,6 +50,8 @@ pub enum Source {
     Flag,
     /// A credential of systemd's.
     Credential,
+    /// The operator, while the daemon runs.
+    Operator,
 }
 
 impl fmt::Display for Source {
@@ -51,6 +62,7 @@ impl fmt::Display for Source {
             Self::Environment => "environment",
             Self::Flag => "flag",
             Self::Credential => "credential",
+            Self::Operator => "operator",
         })
     }
 }

@@ -12,17 +12,24 @@ pub fn config(config: &Config, set: bool) -> String {
         let place = setting.place.as_deref().map(plain);
         table.add_row([
             plain(&setting.key),
-            if setting.value.is_null() { "-".to_owned() } else { plain(&setting.value.to_string()) },
+            match &setting.after_restart {
+                Some(later) => format!("{} ({} after a restart)", value(&setting.value), value(later)),
+                None => value(&setting.value),
+            },
             match setting.source {
                 Source::Default => "default".to_owned(),
                 Source::File => place.unwrap_or_default(),
-                Source::Environment | Source::Flag | Source::Credential => {
+                Source::Environment | Source::Flag | Source::Credential | Source::Operator => {
                     format!("{} {}", setting.source, place.unwrap_or_default())
                 }
             },
         ]);
     }
     format!("{}\n\nFile: {}", lines_of(&table), known(config.file.as_deref(), plain))
+}
+
+fn value(value: &serde_json::Value) -> String {
+    if value.is_null() { "-".to_owned() } else { plain(&value.to_string()) }
 }
 
 #[cfg(test)]
@@ -35,6 +42,7 @@ mod tests {
         let setting = |key: &str, value: serde_json::Value, source, place: Option<&str>| Setting {
             key: key.to_owned(),
             value,
+            after_restart: (key == "log.ring_size").then(|| 7.into()),
             source,
             place: place.map(str::to_owned),
         };
@@ -45,16 +53,20 @@ mod tests {
                 setting("server.host", "127.0.0.1".into(), Source::Default, None),
                 setting("model.path", "/m.gguf".into(), Source::File, Some("/etc/axed/daemon.toml")),
                 setting("device.name", serde_json::Value::Null, Source::Default, None),
+                setting("log.ring_size", 2000.into(), Source::Default, None),
+                setting("log.level", "debug".into(), Source::Operator, Some("axectl log-level")),
             ],
         };
         assert_eq!(
             config(&shown, false),
             "\
-KEY          VALUE        FROM
-server.port  8080         environment AXE_PORT
-server.host  \"127.0.0.1\"  default
-model.path   \"/m.gguf\"    /etc/axed/daemon.toml
-device.name  -            default
+KEY            VALUE                     FROM
+server.port    8080                      environment AXE_PORT
+server.host    \"127.0.0.1\"               default
+model.path     \"/m.gguf\"                 /etc/axed/daemon.toml
+device.name    -                         default
+log.ring_size  2000 (7 after a restart)  default
+log.level      \"debug\"                   operator axectl log-level
 
 File: /etc/axed/daemon.toml"
         );

@@ -36,6 +36,14 @@ pub(super) fn translate(mut fields: Fields, app: &App) -> Result<(Fields, Vec<St
     let mut chat = Map::new();
     let mut messages = blocks::system(fields.take("system"))?;
     messages.extend(blocks::messages(fields.take("messages"))?);
+    let most = app.server.max_messages;
+    if messages.len() > most {
+        let message = format!(
+            "`messages`: found {} messages, each result of a tool counted as one, expected at most {most}",
+            messages.len()
+        );
+        return Err(ApiError::field("messages", message));
+    }
     let (places, messages): (Vec<String>, Vec<Value>) = messages.into_iter().unzip();
     chat.insert("messages".to_owned(), messages.into());
     for name in SHARED.into_iter().chain(SAME) {

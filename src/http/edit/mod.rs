@@ -24,10 +24,13 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use serde_json::Value;
 
-use super::App;
-use super::completions::{for_our_model, log_rest, model, off_thread};
+use super::Face;
+use super::chat::ENABLE_THINKING;
+use super::completions::{for_our_model, log_rest, model_to_generate, off_thread};
 use super::constrained::Form;
+use super::door::Inside;
 use super::error::ApiError;
 use super::exchange;
 use super::generation::{Asked, one_answer};
@@ -38,8 +41,8 @@ use answer::Answer;
 use document::Wish;
 use prompt::{Prepared, prepare};
 
-pub(super) async fn edit(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (turn, mut fields) = for_our_model(request, &app).await?;
+pub(super) async fn edit(State(face): State<Face>, request: Request) -> Result<Response, ApiError> {
+    let Inside { app, turn, mut fields, pass: _pass } = for_our_model(request, &face).await?;
     let by_steps = fields.has("steps");
     let renamed = |error: ApiError| if by_steps { error.renamed(MAX_STEPS, "steps") } else { error };
     let wish = Wish::read(&mut fields)?;
@@ -51,6 +54,13 @@ pub(super) async fn edit(State(app): State<Arc<App>>, request: Request) -> Resul
     ] {
         fields.refuse(name, why, |value| *value == false)?;
     }
+    let unthinking = "an edit is made without thinking";
+    fields.refuse("reasoning_effort", unthinking, |effort| effort == "none")?;
+    fields.refuse(ENABLE_THINKING, unthinking, |enabled| *enabled == false)?;
+    fields.refuse("chat_template_kwargs", unthinking, |variables| {
+        let off = |(name, value): (&String, &Value)| name == ENABLE_THINKING && *value == false;
+        variables.as_object().is_some_and(|variables| variables.iter().all(off))
+    })?;
     steps(&mut fields)?;
     seed_for_browsers(&mut fields)?;
     one_answer(&mut fields, "an edit has one result, without figures of its tokens")?;
@@ -60,7 +70,7 @@ pub(super) async fn edit(State(app): State<Arc<App>>, request: Request) -> Resul
     let asked = Asked::read(&mut fields, &app, Dialect::Text).map_err(renamed)?;
     log_rest(&fields);
     drop(fields);
-    let model = model(&app)?;
+    let model = model_to_generate(&app)?;
     let mut generation = asked.of(&app, &model).await.map_err(renamed)?;
     let (wish, prepared) = {
         let model = Arc::clone(&model);
@@ -74,7 +84,7 @@ pub(super) async fn edit(State(app): State<Arc<App>>, request: Request) -> Resul
     let Prepared { prompt, suffix, stops, form } = prepared;
     generation.stop.strings = stops;
     let request = engine::Request {
-        id: format!("edit-{}", exchange::number()?),
+        id: exchange::named("edit-")?,
         prompt,
         suffix,
         sampling: generation.sampling,

@@ -1,5 +1,7 @@
 //! What tools returned, matched with the calls that asked for it.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 
 use super::wrong;
@@ -20,6 +22,9 @@ struct Asked {
 /// the first call that has no answer yet.
 pub(super) fn link(mut messages: Vec<Value>) -> Result<Vec<Value>, ApiError> {
     let mut asked: Vec<Asked> = Vec::new();
+    // The last call with each identifier, and how far all are answered: there may be very many of both.
+    let mut last: HashMap<String, usize> = HashMap::new();
+    let mut first_open = 0;
     // Of each answer the place of its call.
     let mut places = vec![None; messages.len()];
     for (at, message) in messages.iter_mut().enumerate() {
@@ -30,6 +35,7 @@ pub(super) fn link(mut messages: Vec<Value>) -> Result<Vec<Value>, ApiError> {
                 call["id"] = format!("call_{at}_{which}").into();
             }
             let (id, name) = (call["id"].clone(), call["function"]["name"].clone());
+            last.insert(id.as_str().unwrap_or_default().to_owned(), asked.len());
             asked.push(Asked { id, name, place: (at, which), answered: false });
         }
         if message.get("role").is_none_or(|role| role != "tool") {
@@ -38,8 +44,8 @@ pub(super) fn link(mut messages: Vec<Value>) -> Result<Vec<Value>, ApiError> {
         let path = format!("messages[{at}]");
         let call = match message.get("tool_call_id") {
             Some(id) => {
-                let call = asked.iter_mut().rev().find(|call| call.id == *id);
-                call.ok_or_else(|| {
+                let call = id.as_str().and_then(|id| last.get(id));
+                call.and_then(|&call| asked.get_mut(call)).ok_or_else(|| {
                     let found = id.as_str().map(quoted).unwrap_or_default();
                     let param = format!("{path}.tool_call_id");
                     let message =
@@ -47,10 +53,15 @@ pub(super) fn link(mut messages: Vec<Value>) -> Result<Vec<Value>, ApiError> {
                     ApiError::field(param, message)
                 })?
             }
-            None => asked.iter_mut().find(|call| !call.answered).ok_or_else(|| {
-                let expected = "the `id` of a call in an assistant message before it";
-                wrong(&path, ".tool_call_id", &Value::Null, expected)
-            })?,
+            None => {
+                while asked.get(first_open).is_some_and(|call| call.answered) {
+                    first_open += 1;
+                }
+                asked.get_mut(first_open).ok_or_else(|| {
+                    let expected = "the `id` of a call in an assistant message before it";
+                    wrong(&path, ".tool_call_id", &Value::Null, expected)
+                })?
+            }
         };
         call.answered = true;
         places[at] = Some(call.place);
@@ -97,6 +108,20 @@ mod tests {
         let own =
             json!([calls(&["a"]), {"role": "tool", "content": "", "tool_call_id": "a", "name": "mine"}]);
         assert_eq!(linked(own)[0].1, "mine");
+    }
+
+    #[test]
+    fn the_last_call_of_an_identifier_is_answered_however_many_there_are() {
+        const CALLS: usize = 50_000;
+        let many: Vec<String> = (0..CALLS).map(|which| which.to_string()).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let mut messages = vec![calls(&many), calls(&["0"])];
+        messages.extend((0..4000).map(|_| json!({"role": "tool", "content": "x", "tool_call_id": "0"})));
+        messages.extend((0..4000).map(|_| json!({"role": "tool", "content": "y"})));
+        let linked = link(messages).unwrap();
+        assert_eq!((&linked[2]["name"], &linked[4002]["name"]), (&json!("f0"), &json!("f0")));
+        assert_eq!(linked[2]["content"], "y", "the first 0 was still open");
+        assert_eq!(linked.last().unwrap()["content"], "x", "the second 0 stands behind all others");
     }
 
     #[test]

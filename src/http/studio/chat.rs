@@ -1,6 +1,6 @@
 //! `POST /chat`: one answer as the studio shows it.
 //!
-//! The body: every field of `/v1/chat/completions` but `stream` and `n`, and optional `backend` (`local`, or `remote` if
+//! The body: every field of `/v1/chat/completions` but `stream`, `n`, `logprobs` and those for tools, and optional `backend` (`local`, or `remote` if
 //! one is configured), `thinking` (true or false) and `steps` (the most denoising steps of a canvas). The remote backend
 //! takes what OpenAI's API has for it: `messages`, `temperature`, `top_p`, the penalties for presence and frequency,
 //! `max_tokens` or `max_completion_tokens`, `seed` and `stop`; the local one's other fields are refused there. The
@@ -19,32 +19,47 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::backends::{LOCAL, REMOTE};
 use super::pieces::pieces;
 use crate::engine::{self, Events, Model};
-use crate::http::body::json_object;
+use crate::http::body::{json_object, read};
 use crate::http::chat::{ENABLE_THINKING, Prepared, prepare};
 use crate::http::completions::check_model;
+use crate::http::door::enter;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, quoted};
 use crate::http::generation::one_answer;
 use crate::http::hear::{Committed, End, Heard, hear};
 use crate::http::reply::{figures, submit, usage_json};
 use crate::http::sse::{Frames, respond_with};
-use crate::http::{App, exchange, random};
+use crate::http::{App, Face, exchange, random};
 use crate::text::{ChatTemplate, Tokenizer};
 
 /// What the API calls `steps`.
 pub(in crate::http) const MAX_STEPS: &str = "max_denoising_steps";
 
-pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (turn, body) = json_object(request, &app).await?;
+pub(super) async fn answer(State(face): State<Face>, request: Request) -> Result<Response, ApiError> {
+    let whole = read(request, &face.now()).await?;
+    let (app, pass) = match is_for_another_server(&whole.bytes) {
+        true => (face.now(), None),
+        false => enter(&face).await.map(|(app, pass)| (app, Some(pass)))?,
+    };
+    let (turn, body) = json_object(whole, &app).await?;
     let steps = body.contains_key("steps");
     let mut fields = Fields::new(body);
     for fixed in ["stream", "stream_options"] {
         fields.refuse(fixed, "this route always streams", |_| false)?;
+    }
+    for (name, asks_nothing) in [
+        ("tools", (|tools| tools.as_array().is_some_and(Vec::is_empty)) as fn(&Value) -> bool),
+        ("functions", |tools| tools.as_array().is_some_and(Vec::is_empty)),
+        ("tool_choice", |choice| choice == "none" || choice == "auto"),
+        ("function_call", |choice| choice == "none" || choice == "auto"),
+    ] {
+        fields.refuse(name, "the studio shows no calls of tools; /v1/chat/completions does", asks_nothing)?;
     }
     one_answer(&mut fields, "the studio shows one answer, without figures of its tokens")?;
     match (fields.string("backend")?.as_deref(), &app.remote) {
@@ -53,7 +68,8 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
             translate(&mut fields, &app)?;
         }
         (Some(REMOTE), Some(remote)) => {
-            drop(turn);
+            // Nobody waits for another server.
+            drop((turn, pass));
             return remote.answer(fields, &app).await;
         }
         (Some(other), _) => {
@@ -66,7 +82,7 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
     let Prepared { model, prompt, generation } =
         prepared.map_err(|error| if steps { error.renamed(MAX_STEPS, "steps") } else { error })?;
     let request = engine::Request {
-        id: format!("studio-{}", exchange::number()?),
+        id: exchange::named("studio-")?,
         prompt,
         sampling: generation.sampling,
         stop: generation.stop,
@@ -77,8 +93,18 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
     };
     let seed = request.sampling.seed;
     let events = submit(&app, request, "messages")?.events;
+    drop(pass);
     let frames = Answer { events, model, seed };
     Ok(respond_with(frames, app.server.ping_interval))
+}
+
+/// Whether a body names the other server, for which nothing of the model is needed. What cannot be read is not told here.
+fn is_for_another_server(body: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Named {
+        backend: Option<String>,
+    }
+    serde_json::from_slice(body).is_ok_and(|Named { backend }| backend.as_deref() == Some(REMOTE))
 }
 
 /// The most denoising steps, by the short name. Who sends both names must mean the same.

@@ -20,7 +20,7 @@ use axum::Router;
 use axum::routing::{get, post};
 
 use super::Face;
-use super::router::{gets, posts};
+use super::router::{generates, gets, posts};
 
 pub(super) use assets::{editor, is_page};
 pub(super) use chat::{MAX_STEPS, draft, frame, prefill, seed_for_browsers, steps};
@@ -32,5 +32,5 @@ pub(super) fn routes() -> Router<Face> {
         .route("/", gets(get(assets::page)))
         .route("/studio/backends", gets(get(backends::list)))
         .route("/studio/{file}", gets(get(assets::file)))
-        .route("/chat", posts(post(chat::answer)))
+        .route("/chat", posts(generates(post(chat::answer))))
 }

@@ -119,7 +119,7 @@ impl Remote {
         }
         let mut body = Map::new();
         body.insert("model".to_owned(), self.model().into());
-        body.insert("messages".to_owned(), messages);
+        body.insert("messages".to_owned(), messages::in_the_apis_shape(messages));
         let mut given = fields.clone();
         Asked::read(&mut fields, app, Dialect::Chat)?;
         log_rest(&fields);
@@ -135,14 +135,18 @@ impl Remote {
         let client = self.client.as_ref().map_err(|error| {
             failed(&format!("`studio.remote_url` cannot be asked: no HTTP client could be made: {error}"))
         })?;
-        let mut request = client.post(format!("{}/chat/completions", self.config.url)).json(body);
+        let mut request = client.post(format!("{}/chat/completions", self.config.url.expose())).json(body);
         if let Some(key) = &self.config.key {
             request = request.bearer_auth(key.expose());
         }
-        let response = request
-            .send()
-            .await
-            .map_err(|error| failed(&format!("`studio.remote_url` cannot be reached: {}", told(error))))?;
+        let response = request.send().await.map_err(|error| {
+            let what = match (error.is_connect(), error.is_timeout()) {
+                (true, _) => "cannot be reached",
+                (false, true) => "was reached and did not answer in time",
+                (false, false) => "was reached and did not answer",
+            };
+            failed(&format!("`studio.remote_url` {what}: {}", told(error)))
+        })?;
         if response.status().is_success() { Ok(response) } else { Err(refusal(response).await) }
     }
 }
@@ -332,6 +336,7 @@ impl Relay {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Secret;
 
     async fn relayed(parts: &[&str]) -> String {
         let parts: Vec<Result<Bytes, String>> =
@@ -375,7 +380,7 @@ mod tests {
         }
     }
     fn remote(url: String, client: Result<reqwest::Client, String>) -> Remote {
-        Remote { config: RemoteConfig { url, model: "m".to_owned(), key: None }, client }
+        Remote { config: RemoteConfig { url: Secret::new(url), model: "m".to_owned(), key: None }, client }
     }
 
     #[tokio::test]
@@ -393,7 +398,9 @@ mod tests {
         let remote = remote(url, client(Duration::from_millis(50)));
         let asked = tokio::time::timeout(Duration::from_secs(20), remote.ask(&Map::new())).await;
         let error = asked.expect("it waits for ever").unwrap_err().to_json().to_string();
-        assert!(error.contains("timed out"), "{error}");
+        assert!(error.contains("timed out") && error.contains("did not answer in time"), "{error}");
         drop(silent);
+        let error = remote.ask(&Map::new()).await.unwrap_err().to_json().to_string();
+        assert!(error.contains("cannot be reached"), "{error}");
     }
 }

@@ -266,8 +266,26 @@ document.addEventListener("keydown", (event) => {
     travel(event.key.toLowerCase() === "y" || event.shiftKey ? 1 : -1);
   }
 });
+let served = null;
+
+/** Asks what the model can do; not while an edit is being written. */
+async function ask() {
+  const known = await backends(() => headers(settings.key));
+  if (running) return false;
+  backend = known.find((each) => each.id === "local") ?? known[0];
+  settings.use(backend);
+  return true;
+}
+
+/** Looks at the server's state, and at what another model can do. */
+async function look() {
+  const name = await watch(ready);
+  if (name && served && name !== served && !(await ask())) return;
+  served = name ?? served;
+}
+
 setInterval(() => {
-  if (!running && !document.hidden) watch(ready);
+  if (!running && !document.hidden) look();
 }, 5000);
 
 history = new History({ text: recall("edit.text", ""), start: 0, end: 0 });
@@ -283,7 +301,5 @@ element("samples").replaceChildren(
     return item;
   }),
 );
-const known = await backends(() => headers(settings.key));
-backend = known.find((each) => each.id === "local") ?? known[0];
-settings.use(backend);
-await watch(ready);
+await ask();
+await look();

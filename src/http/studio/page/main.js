@@ -11,7 +11,7 @@ const STARTERS = ["What is the capital of France?", "List the months of the year
 
 const settings = new Settings("answer");
 const announce = announcer();
-let store, backends = [], backend = null, chats = [], chat = null, running = null;
+let store, backends = [], backend = null, chats = [], chat = null, running = null, served = null;
 
 // Chats
 
@@ -174,13 +174,24 @@ async function send(text) {
 
 async function watch() {
   if (running || document.hidden) return;
-  await look(() => backend?.device || "ready");
+  const name = await look(() => backend?.device || "ready");
+  // Another model can do other things.
+  if (name && served && name !== served && !(await list())) return;
+  served = name ?? served;
+}
+
+/** Asks what models there are, and takes up the one that was used last; not while an answer is being written. */
+async function list() {
+  const told = await offered(() => headers(settings.key));
+  if (running) return false;
+  backends = told;
+  element("backend").replaceChildren(...backends.map((each) => new Option(each.name, each.id)));
+  await useBackend(recall("backend", backends[0].id));
+  return true;
 }
 
 async function connect() {
-  backends = await offered(() => headers(settings.key));
-  element("backend").replaceChildren(...backends.map((each) => new Option(each.name, each.id)));
-  await useBackend(recall("backend", backends[0].id));
+  await list();
   await watch();
 }
 
@@ -230,6 +241,10 @@ element("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   if (running) return;
   const text = field.value;
+  if (!backend) {
+    toast("The server has not told yet what models there are; what you wrote stays here.");
+    return;
+  }
   field.value = "";
   grow();
   send(text);

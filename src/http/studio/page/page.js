@@ -53,13 +53,16 @@ export function toast(text) {
   setTimeout(() => note.remove(), 3500);
 }
 
-/** Asks whether the server is ready, and shows it. */
+/** Asks whether the server is ready, and shows it; returns the name of the model that is, if one is. */
 export async function watch(ready) {
   try {
     const answer = await fetch("/ready");
     const told = await answer.json();
-    if (answer.ok) state("ready", ready());
-    else state("starting", told.error ?? told.what ?? told.status ?? "starting");
+    if (answer.ok) {
+      state("ready", ready());
+      return told.model;
+    }
+    state("starting", told.error ?? told.what ?? told.status ?? "starting");
   } catch {
     state("down", "no connection");
   }
@@ -67,12 +70,17 @@ export async function watch(ready) {
 
 /** The models there are, once the server tells; `headers` are asked for each time. */
 export async function backends(headers) {
-  for (;;) {
+  for (let asked = false; ; ) {
     try {
       const answer = await fetch("/studio/backends", { headers: headers() });
       if (answer.ok) return (await answer.json()).backends;
       const told = await answer.json().catch(() => ({}));
       state("starting", told.error?.message ?? "starting");
+      // The place for the key, once: whoever closes it has seen it.
+      if (answer.status === 401 && !asked) {
+        asked = true;
+        openPanel("settings", true);
+      }
     } catch {
       state("down", "no connection");
     }
