@@ -252,7 +252,8 @@ impl Blueprint {
     /// Fills `out`, as long as that many tiles, with the tiles from `first` on, on all processors.
     ///
     /// # Errors
-    /// Rows that are not whole blocks, which checked files do not have; weights to be quantised that are no numbers.
+    /// Rows that are not whole blocks, which checked files do not have; weights to be quantised that are no numbers. Of
+    /// several, the first.
     pub fn write(&self, first: usize, out: &mut [u8]) -> Result<(), RepackError> {
         let tile_bytes = self.tile_bytes();
         let tops = self.tops();
@@ -262,27 +263,34 @@ impl Blueprint {
         let threads = threads.min(out.len().div_ceil(at_once * tile_bytes));
         let chunks = Mutex::new(out.chunks_mut(at_once * tile_bytes).enumerate());
         let next = || chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let work = || {
-            while let Some((index, chunk)) = next() {
-                for (i, tile) in chunk.chunks_exact_mut(tile_bytes).enumerate() {
-                    match self.source(&tops, first + index * at_once + i) {
-                        Some((rows, row)) => {
-                            write_tile(rows, row, tile)?;
-                            self.put_in_order(tile)?;
-                        }
-                        None => tile.fill(0),
+        let make = |index: usize, chunk: &mut [u8]| -> Result<(), RepackError> {
+            for (i, tile) in chunk.chunks_exact_mut(tile_bytes).enumerate() {
+                match self.source(&tops, first + index * at_once + i) {
+                    Some((rows, row)) => {
+                        write_tile(rows, row, tile)?;
+                        self.put_in_order(tile)?;
                     }
+                    None => tile.fill(0),
                 }
             }
             Ok(())
         };
-        std::thread::scope(|scope| {
+        // Chunks are dealt in order, so whoever has the first bad one has got it before any later one fails.
+        let work = || -> Result<(), (usize, RepackError)> {
+            while let Some((index, chunk)) = next() {
+                make(index, chunk).map_err(|error| (index, error))?;
+            }
+            Ok(())
+        };
+        let failed = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            workers.into_iter().try_for_each(|worker| match worker.join() {
-                Ok(result) => result,
+            let ends = workers.into_iter().filter_map(|worker| match worker.join() {
+                Ok(result) => result.err(),
                 Err(panic) => std::panic::resume_unwind(panic),
-            })
-        })
+            });
+            ends.min_by_key(|(index, _)| *index)
+        });
+        failed.map_or(Ok(()), |(_, error)| Err(error))
     }
 }
 
