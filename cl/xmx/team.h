@@ -5,7 +5,6 @@
 // end. Both are exact. A row is one term of f16, which loses what is behind eleven bits of each number, or two, whose sum has
 // 22. Sums over each 32 columns are of the rounded numbers.
 
-
 // A sub-group has whole groups of 32 columns: those from 32 * its number on, then every TEAM-th.
 
 #define TEAM 16 // sub-groups of a work-group, which takes one row

@@ -113,35 +113,13 @@ impl Kernels {
         rows: usize,
     ) -> Result<Launch, OpsError> {
         const OP: &str = "route";
-        let Choosing { scores, experts, numbers, scale } =
-            self.choosing(OP, router, chosen, routing, rows)?;
-        let [count, top, stride, flags, groups, used] = numbers;
-        let [scales, bias] = experts;
+        let Choosing { buffers, numbers } = self.choosing(OP, router, chosen, routing, rows)?;
         // A row's lanes, and how many they are.
         let (kernel, lanes) = match self.family() {
             Family::Vector => (self.moe_kernel(device, OP)?, 1),
             Family::Xmx => self.xmx(OP)?.route_kernel(device)?,
         };
-        Ok(Launch::with_args(
-            &kernel,
-            &[
-                Arg::Buffer(scores),
-                Arg::Buffer(scales),
-                Arg::Buffer(bias),
-                Arg::Buffer(chosen),
-                Arg::Buffer(&routing.weights),
-                Arg::I32(count),
-                Arg::I32(top),
-                Arg::I32(stride),
-                Arg::I32(flags),
-                Arg::I32(groups),
-                Arg::I32(used),
-                Arg::F32(scale),
-                Arg::Local(routing.experts * 4),
-            ],
-            &[rows * lanes],
-            Some(&[lanes]),
-        )?)
+        Ok(Launch::with_args(&kernel, &[&buffers[..], &numbers].concat(), &[rows * lanes], Some(&[lanes]))?)
     }
 
     /// The logits of packed rows by `matrix`, which is of the `vector` family, to `router.logits`, and the choice by them, in one
@@ -161,10 +139,7 @@ impl Kernels {
         rows: usize,
     ) -> Result<Launch, OpsError> {
         const OP: &str = "route_rows";
-        let Choosing { scores, experts, numbers, scale } =
-            self.choosing(OP, router, chosen, routing, rows)?;
-        let [count, top, stride, flags, groups, used] = numbers;
-        let [scales, bias] = experts;
+        let Choosing { buffers, numbers } = self.choosing(OP, router, chosen, routing, rows)?;
         check(
             OP,
             matrix.family == Family::Vector && matrix.pairs() == routing.experts.div_ceil(ROW_MULTIPLE),
@@ -176,32 +151,22 @@ impl Kernels {
             },
         )?;
         let packed_groups = self.holds_packed(OP, matrix.columns, rows, input.packed, input.sums)?;
-        let output = Output { rows: scores, at: 0, stride: router.stride };
+        let output = Output { rows: router.logits, at: 0, stride: router.stride };
         self.check_output(OP, matrix, &Finish::Store, &output, rows)?;
         Ok(Launch::with_args(
             &self.router_kernel(device, matrix.format, OP)?,
             &[
-                Arg::Buffer(&matrix.buffer),
-                Arg::Buffer(input.packed),
-                Arg::Buffer(input.sums),
-                Arg::Buffer(scores),
-                Arg::Buffer(scales),
-                Arg::Buffer(bias),
-                Arg::Buffer(chosen),
-                Arg::Buffer(&routing.weights),
-                Arg::I32(int(OP, "pairs of tiles", matrix.pairs())?),
-                Arg::I32(int(OP, "groups", matrix.groups())?),
-                Arg::I32(int(OP, "groups", packed_groups)?),
-                Arg::I32(int(OP, "rows", rows)?),
-                Arg::I32(count),
-                Arg::I32(top),
-                Arg::I32(stride),
-                Arg::I32(flags),
-                Arg::I32(groups),
-                Arg::I32(used),
-                Arg::F32(scale),
-                Arg::Local(routing.experts * 4),
-            ],
+                &[Arg::Buffer(&matrix.buffer), Arg::Buffer(input.packed), Arg::Buffer(input.sums)],
+                &buffers[..],
+                &[
+                    Arg::I32(int(OP, "pairs of tiles", matrix.pairs())?),
+                    Arg::I32(int(OP, "groups", matrix.groups())?),
+                    Arg::I32(int(OP, "groups", packed_groups)?),
+                    Arg::I32(int(OP, "rows", rows)?),
+                ],
+                &numbers,
+            ]
+            .concat(),
             &[rows.div_ceil(ROW_BLOCK)],
             Some(&[1]),
         )?
@@ -213,8 +178,8 @@ impl Kernels {
         &'a self,
         op: &'static str,
         router: &Router<'a>,
-        chosen: &Buffer,
-        routing: &Routing,
+        chosen: &'a Buffer,
+        routing: &'a Routing,
         rows: usize,
     ) -> Result<Choosing<'a>, OpsError> {
         let Router { logits: scores, stride, choice, .. } = *router;
@@ -242,29 +207,31 @@ impl Kernels {
             | router.expert_scales.map_or(0, |_| EXPERT_SCALES);
         let unused = self.unused();
         Ok(Choosing {
-            scores,
-            experts: [router.expert_scales.unwrap_or(unused), router.bias.unwrap_or(unused)],
-            numbers: [
-                int(op, "experts", routing.experts)?,
-                int(op, "experts a row", routing.top)?,
-                int(op, "stride", stride)?,
-                flags,
-                int(op, "groups", groups.count)?,
-                int(op, "groups", groups.used)?,
+            buffers: [
+                Arg::Buffer(scores),
+                Arg::Buffer(router.expert_scales.unwrap_or(unused)),
+                Arg::Buffer(router.bias.unwrap_or(unused)),
+                Arg::Buffer(chosen),
+                Arg::Buffer(&routing.weights),
             ],
-            scale: choice.scale,
+            numbers: [
+                Arg::I32(int(op, "experts", routing.experts)?),
+                Arg::I32(int(op, "experts a row", routing.top)?),
+                Arg::I32(int(op, "stride", stride)?),
+                Arg::I32(flags),
+                Arg::I32(int(op, "groups", groups.count)?),
+                Arg::I32(int(op, "groups", groups.used)?),
+                Arg::F32(choice.scale),
+                Arg::Local(routing.experts * 4),
+            ],
         })
     }
 }
 
-/// What a launch of a choice is told of it.
+/// What both launches of a choice are told, in the order of their kernels' arguments.
 struct Choosing<'a> {
-    scores: &'a Buffer,
-    /// Scales and biases of the experts.
-    experts: [&'a Buffer; 2],
-    /// Experts, those of a row, values from row to row, flags, groups, and those used.
-    numbers: [i32; 6],
-    scale: f32,
+    buffers: [Arg<'a>; 5],
+    numbers: [Arg<'a>; 8],
 }
 
 impl ExpertGroups {
