@@ -152,15 +152,15 @@ fn a_benchmark_times_passes_at_a_depth_and_counts_their_launches() {
         assert_eq!(code, 0, "{err}");
         let found: serde_json::Value = serde_json::from_str(&out).unwrap();
         assert_eq!(found["at"].to_string(), at);
-        // 6 before the layers, 18 for each of 4, one behind them and the head's 2.
-        assert_eq!(found["launches_per_step"], 6 + 4 * 18 + 1 + 2, "{out}");
+        // 6 before the layers, 12 for each of 4 and the head's 2.
+        assert_eq!(found["launches_per_step"], 6 + 4 * 12 + 2, "{out}");
         assert!(
             found["step_s"].as_f64().unwrap() > 0.0 && found["encode_s"].as_f64().unwrap() > 0.0,
             "{out}"
         );
     }
     let (code, out, _) = command(&[&arguments[..], &["--at", "900"]].concat());
-    assert!(code == 0 && out.contains("40 tokens at 900") && out.contains("; 81 launches)"), "{out}");
+    assert!(code == 0 && out.contains("40 tokens at 900") && out.contains("; 56 launches)"), "{out}");
     let (code, _, err) = command(&[&arguments[..], &["--at", "2000"]].concat());
     assert_eq!(code, 1);
     assert!(err.contains("2040 tokens and a canvas are more than the 2048 of the model"), "{err}");
