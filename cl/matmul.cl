@@ -22,6 +22,12 @@ KERNEL narrow(ITEM global const uchar* weights, global const float* row, global 
         pack_few(prepared, h, row_sums, groups, r, rows);
     }
     FEW_ROWS_ON(rows);
+#ifdef PAIRS_AT_ONCE
+    if (rows > 1) {
+        rows_of_pairs(weights, pair, last, groups, rows, h, row_sums, finish, other, y, y_at, y_stride);
+        pair = last;
+    }
+#endif
 #ifdef FOUR_TILES
     for (; rows <= FOUR_TILES && pair + 2 <= last; pair += 2) {
         float16 results[4 * FOUR_TILES];
@@ -43,7 +49,7 @@ KERNEL narrow(ITEM global const uchar* weights, global const float* row, global 
             finish_pair(finish, results[2 * r], results[2 * r + 1], pair, other + to, y + to);
         }
     }
-    FEW_ROWS_OFF;
+    FEW_ROWS_OFF(rows);
 }
 
 // Many rows. x, sums: packed activations as pack_rows writes them. y, other: f32, `stride` values a row, from `y_at` on.

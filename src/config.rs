@@ -246,8 +246,6 @@ pub struct DeviceConfig {
     pub kernels: KernelFamily,
     /// Use the matrix unit of the host's processor where a model's kernels can.
     pub matrix_unit: bool,
-    /// And for causal models.
-    pub matrix_unit_causal: bool,
     /// Make one launch of a causal model's pass of a few rows where the device can.
     pub join_launches: bool,
     /// Time every kernel (costs a few per cent).

@@ -219,7 +219,7 @@ impl Load<'_> {
     fn fell_back(&self, wanted: Products, failed: bool) {
         let what = match wanted {
             Products::Xmx => "the xmx family's kernels",
-            Products::MatrixUnit | Products::Vector => "the processor's matrix unit",
+            Products::MatrixUnit | Products::Integer | Products::Vector => "the processor's matrix unit",
         };
         if failed {
             self.warn(format!("{what} failed the self-test and vectors are used (see the log): slower"));

@@ -127,7 +127,7 @@ fn assert_routes(what: &str, found: &[Vec<i32>], tensors: &SafeTensors<'_>, pref
 
 /// Every way that there is here to make products.
 fn check(checkpoint: &DiffusionCheckpoint, folder: &str) {
-    for products in support::ways() {
+    for products in support::canvas_ways() {
         let mut model = load(checkpoint, products, CacheKind::F32);
         assert_eq!(model.products(), products, "the self-test of these products fails");
         agrees(&mut model, folder, EXACT);
@@ -136,7 +136,7 @@ fn check(checkpoint: &DiffusionCheckpoint, folder: &str) {
 
 /// What f16 keeps of keys and values costs as much whoever attends.
 fn check_attention(checkpoint: &DiffusionCheckpoint, folder: &str) {
-    for products in support::ways() {
+    for products in support::canvas_ways() {
         let mut model = load(checkpoint, products, CacheKind::F16);
         assert_eq!(model.products(), products, "the self-test of these products fails");
         let kernels = model.step_kernels(true).unwrap();

@@ -322,9 +322,17 @@ fn attention_packs_what_it_makes() {
                 assert!(same_bits(&one[0], &other[0]) && same_bits(&one[1], &other[1]), "{size}: packed");
                 continue;
             }
-            let each = if kernels.products() == Products::MatrixUnit { 48 } else { 32 };
-            let whole = rows.min(64) * groups * each;
-            assert!(same_bits(&one[0][..whole], &other[0][..whole]), "{size}: packed");
+            let (block, all) = (rows.min(64), stride / 32);
+            // Where parts of a block begin, and what a row takes in each group.
+            let parts: &[(usize, usize)] = match kernels.products() {
+                Products::MatrixUnit => &[(0, 48)],
+                Products::Integer => &[(0, 32), (32, 24), (56, 1)],
+                _ => &[(0, 32)],
+            };
+            for (at, each) in parts {
+                let part = block * all * at..block * all * at + block * groups * each;
+                assert!(same_bits(&one[0][part.clone()], &other[0][part]), "{size}: packed");
+            }
             let whole = rows.min(64) * groups;
             assert!(same_bits(&one[1][..whole], &other[1][..whole]), "{size}: sums");
         }

@@ -330,6 +330,11 @@ impl Operands {
                 let at = row - start;
                 let found = match products {
                     Products::Vector | Products::Xmx => packed[(group * size + at) * 32..][..32].to_vec(),
+                    Products::Integer => {
+                        let values = &packed[(group * size + at) * 32..][..32];
+                        digits_hold(packed, [group, groups], [at, size], values)?;
+                        values.to_vec()
+                    }
                     Products::MatrixUnit => joined_terms(packed, group, at, size)?,
                 };
                 for (i, &found) in found.iter().enumerate() {
@@ -378,6 +383,31 @@ fn joined_terms(packed: &[f32], group: usize, row: usize, rows: usize) -> Result
     Ok(joined)
 }
 
+/// Whether the digits of a group, `[groups][3][rows][32]` behind the values, and what they are worth behind those, make the
+/// group's values but for half a unit of the last digit.
+fn digits_hold(
+    packed: &[f32],
+    [group, groups]: [usize; 2],
+    [row, rows]: [usize; 2],
+    values: &[f32],
+) -> Result<(), TestCaseError> {
+    let digits: &[i8] = bytemuck::cast_slice(&packed[groups * rows * 32..groups * rows * 56]);
+    let unit = f64::from(packed[groups * rows * 56 + group * rows + row]);
+    let largest = values.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+    prop_assert!(
+        unit <= f64::from(largest) * 2f64.powi(-22) || largest < 2f32.powi(-90),
+        "{unit} for {largest}"
+    );
+    for (i, &value) in values.iter().enumerate() {
+        // Of eight columns the even ones, then the odd ones.
+        let at = i / 8 * 8 + i % 2 * 4 + i % 8 / 2;
+        let digit = |k: usize| f64::from(digits[((group * 3 + k) * rows + row) * 32 + at]);
+        let made = (digit(2) * 65536.0 + digit(1) * 256.0 + digit(0)) * unit;
+        prop_assert!((made - f64::from(value)).abs() <= unit / 2.0, "{} made of {}", made, value);
+    }
+    Ok(())
+}
+
 fn product_holds(
     device: &Device,
     kernels: &Kernels,
@@ -415,7 +445,8 @@ fn product_holds(
         prop_assert!(same_bits(&one, &all[row * width..][..width]), "row {} alone differs", row);
     }
     let most = kernels.narrow_rows(&operands.matrix);
-    let expected = if kernels.products() == Products::MatrixUnit { 16 } else { 8 };
+    let by_unit = kernels.products() == Products::MatrixUnit || kernels.products().by_integers(format);
+    let expected = if by_unit { 16 } else { 8 };
     prop_assert!(most == expected, "narrow takes {} rows of {} columns", most, case.columns);
     for rows in 1..=most.min(case.rows) {
         let first = random.below(case.rows - rows + 1);

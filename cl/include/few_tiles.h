@@ -10,7 +10,7 @@
 #define AS_GLOBAL(p) ((global float*)(size_t)(p))
 
 #define FEW_ROWS_ON(rows) few_rows_on(rows)
-#define FEW_ROWS_OFF TILES_OFF
+#define FEW_ROWS_OFF(rows) TILES_OFF
 
 // Registers 0 to 4 of `rows` rows, for sums and activations; 5 to 7 of 16, for weights.
 inline void few_rows_on(int rows) {

@@ -3,7 +3,7 @@
 #define ONE_IN_PLACE 1 // a single row's line may be h
 
 #define FEW_ROWS_ON(rows)
-#define FEW_ROWS_OFF
+#define FEW_ROWS_OFF(rows)
 
 // Row r of `rows` as rows_of_tiles wants it, from the line of it that prepare_row has left: h [groups][rows][32] of values
 // that carry SLOT_SCALES, row_sums [scale groups][rows].

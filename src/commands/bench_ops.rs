@@ -129,6 +129,7 @@ fn measure(options: &Options) -> Result<()> {
         "kernel", "bytes", "time us", "GB/s", "share", "GFLOP/s", "share"
     )?;
     let unit = Kernels::with_matrix_unit(&device)?;
+    let integers = Kernels::with_integers(&device)?;
     let mut bench = Bench {
         device,
         kernels,
@@ -137,11 +138,7 @@ fn measure(options: &Options) -> Result<()> {
         rounds: options.rounds as usize,
         only: &options.only,
     };
-    for (model, shapes, activation) in CAUSAL {
-        for &(part, rows, columns, format) in shapes {
-            bench.products(model, part, rows, columns, format, activation)?;
-        }
-    }
+    bench.causal()?;
     bench.sequence("smollm2-135m", 9, 3, 64)?;
     bench.sequence("gemma-3-270m", 4, 1, 256)?;
     for rows in [1, 2, 8, 16] {
@@ -160,12 +157,15 @@ fn measure(options: &Options) -> Result<()> {
         for format in [Format::W4, Format::Bf16, Format::Q8_0] {
             bench.products("diffusion", "square", 2816, 2816, format, Activation::GeluTanh)?;
         }
-        for (model, shapes, activation) in CAUSAL {
-            for &(part, rows, columns, format) in shapes {
-                bench.products(model, part, rows, columns, format, activation)?;
-            }
-        }
         bench.diffusion()?;
+    }
+    if let Some(kernels) = integers {
+        bench.kernels = kernels;
+        writeln!(out, "by integers; shares are of what vectors can do, and may be above 100 %")?;
+        bench.causal()?;
+        for rows in [1, 2, 8, 16] {
+            bench.mixture(&QWEN3_MIXTURE, Format::Q4K, rows)?;
+        }
     }
     Ok(())
 }
@@ -178,6 +178,16 @@ impl Bench<'_> {
             self.zeros(products.packed_values(rows, stride))?,
             self.zeros(products.sums_values(rows, stride))?,
         ])
+    }
+
+    /// The matrices of causal models.
+    fn causal(&self) -> Result<()> {
+        for (model, shapes, activation) in CAUSAL {
+            for &(part, rows, columns, format) in shapes {
+                self.products(model, part, rows, columns, format, activation)?;
+            }
+        }
+        Ok(())
     }
 
     /// What only diffusion models do.

@@ -125,7 +125,6 @@ pub(super) fn device(s: &mut Sources, places: &Places) -> Result<DeviceConfig, C
             _ => KernelFamily::Auto,
         },
         matrix_unit: s.any("device.matrix_unit", true)?,
-        matrix_unit_causal: s.any("device.matrix_unit_causal", false)?,
         join_launches: s.any("device.join_launches", true)?,
         profiling: s.any("device.profiling", false)?,
         pass_timeout: at_least(s, "device.pass_timeout_s", Duration::from_secs(120), 0.05)?,

@@ -113,6 +113,12 @@ impl DeviceInfo {
             && host_has_avx512()
     }
 
+    /// Whether kernels may hold the host's instructions for products of bytes (AVX-512 VNNI) and for moving bytes between
+    /// vectors (VBMI), as inline assembly.
+    pub fn takes_byte_products(&self) -> bool {
+        self.takes_avx512() && host_has_byte_products()
+    }
+
     /// Whether kernels may find memory by its address: for Intel's runtime a buffer is memory of this process, which lies
     /// where it lies from first to last, and which kernels of 64 bits work on as it is. It is so for PoCL, too, whose
     /// compiler takes minutes for programs of as many kernels.
@@ -132,8 +138,20 @@ fn host_has_avx512() -> bool {
     std::arch::is_x86_feature_detected!("avx512f")
 }
 
+#[cfg(target_arch = "x86_64")]
+fn host_has_byte_products() -> bool {
+    std::arch::is_x86_feature_detected!("avx512bw")
+        && std::arch::is_x86_feature_detected!("avx512vnni")
+        && std::arch::is_x86_feature_detected!("avx512vbmi")
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 fn host_has_avx512() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn host_has_byte_products() -> bool {
     false
 }
 

@@ -1,4 +1,4 @@
-//! Whether kernels may use the matrix unit of the host's processor: AMX with bf16.
+//! Whether kernels may use the matrix unit of the host's processor: AMX with bf16 and bytes.
 //!
 //! OpenCL tells nothing of it, but a CPU device's work-items run in this process. Linux hands the unit's registers, 8 KiB a
 //! thread, only to processes that ask; one that does not ask is killed by its first tile instruction.
@@ -6,7 +6,7 @@
 use super::discover::{DeviceInfo, DeviceKind};
 
 impl DeviceInfo {
-    /// Whether this device runs on the host's processor, that has a matrix unit (AMX, bf16), its compiler is known to pass
+    /// Whether this device runs on the host's processor, that has a matrix unit (AMX, bf16 and int8), its compiler is known to pass
     /// inline assembly on, and the kernel lets this process use it, for which it is asked here.
     pub fn grants_matrix_unit(&self) -> bool {
         self.kind == DeviceKind::Cpu
@@ -22,12 +22,10 @@ impl DeviceInfo {
 fn processor_has_it() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
     const AVX512F_AND_BW: u32 = 1 << 16 | 1 << 30;
-    const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+    const AMX: u32 = 1 << 22 | 1 << 24 | 1 << 25; // bf16, tiles, int8
     // SAFETY: every processor of this architecture has the instruction; it writes registers only.
     let (most, features) = unsafe { (__cpuid(0).eax, __cpuid_count(7, 0)) };
-    most >= 7
-        && features.ebx & AVX512F_AND_BW == AVX512F_AND_BW
-        && features.edx & AMX_BF16_AND_TILE == AMX_BF16_AND_TILE
+    most >= 7 && features.ebx & AVX512F_AND_BW == AVX512F_AND_BW && features.edx & AMX == AMX
 }
 
 /// Asks for the tile registers. They are the process's from then on, threads that exist included; asking again is fine. A

@@ -11,10 +11,10 @@ pub struct KernelFacts {
     pub family: KernelFamily,
     /// `device.matrix_unit`
     pub matrix_unit: bool,
-    /// `device.matrix_unit_causal`
-    pub matrix_unit_causal: bool,
     /// Whether kernels may use a matrix unit of the host's processor.
     pub has_unit: bool,
+    /// Whether they may use its instructions for products of bytes, too.
+    pub has_byte_products: bool,
     /// Whether the device has the matrix engine that the `xmx` family is for.
     pub has_engine: bool,
 }
@@ -25,8 +25,8 @@ impl KernelFacts {
         Self {
             family: config.kernels,
             matrix_unit: config.matrix_unit,
-            matrix_unit_causal: config.matrix_unit_causal,
             has_unit: info.grants_matrix_unit(),
+            has_byte_products: info.takes_byte_products(),
             has_engine: Xmx::has_matrix_engine(info),
         }
     }
@@ -41,20 +41,17 @@ impl KernelFacts {
             }
             KernelFamily::Auto | KernelFamily::Vector => {}
         }
-        let wanted = self.matrix_unit && (canvas || self.matrix_unit_causal);
-        let unit = wanted && self.has_unit;
-        let why = if unit && canvas {
-            "a canvas is many rows, and the processor has AMX"
-        } else if unit {
-            "the processor has AMX, and device.matrix_unit_causal is true"
-        } else if !self.matrix_unit {
-            "device.matrix_unit is false"
-        } else if !wanted {
-            "the fastest for one row; device.matrix_unit_causal is false"
-        } else {
-            "the device has no matrix unit that may be used"
-        };
-        (if unit { Products::MatrixUnit } else { Products::Vector }, why)
+        match (self.matrix_unit, self.has_unit) {
+            (false, _) => (Products::Vector, "device.matrix_unit is false"),
+            (true, false) => (Products::Vector, "the device has no matrix unit that may be used"),
+            (true, true) if canvas => {
+                (Products::MatrixUnit, "a canvas is many rows, and the processor has AMX")
+            }
+            (true, true) if self.has_byte_products => {
+                (Products::Integer, "the processor has AMX, and VNNI for single rows")
+            }
+            (true, true) => (Products::Vector, "the processor has AMX, but no VNNI for single rows"),
+        }
     }
 }
 
@@ -63,6 +60,7 @@ pub fn products_name(products: Products) -> &'static str {
     match products {
         Products::Vector => "vectors",
         Products::MatrixUnit => "matrix unit",
+        Products::Integer => "integers",
         Products::Xmx => "xmx",
     }
 }
@@ -74,12 +72,6 @@ mod tests {
     #[test]
     fn the_matrix_unit_is_used_where_there_is_one() {
         let mut facts = KernelFacts { matrix_unit: true, has_unit: true, ..KernelFacts::default() };
-        assert_eq!(
-            facts.products(false),
-            (Products::Vector, "the fastest for one row; device.matrix_unit_causal is false")
-        );
-        facts.matrix_unit_causal = true;
-        assert_eq!(facts.products(false).0, Products::MatrixUnit);
         assert_eq!(facts.products(true).0, Products::MatrixUnit);
         facts.matrix_unit = false;
         assert_eq!(facts.products(true), (Products::Vector, "device.matrix_unit is false"));
@@ -89,6 +81,25 @@ mod tests {
             facts.products(true),
             (Products::Vector, "the device has no matrix unit that may be used")
         );
+    }
+
+    #[test]
+    fn causal_models_multiply_integers_where_the_processor_can() {
+        let mut facts = KernelFacts {
+            matrix_unit: true,
+            has_unit: true,
+            has_byte_products: true,
+            ..KernelFacts::default()
+        };
+        assert_eq!(facts.products(false).0, Products::Integer);
+        facts.has_byte_products = false;
+        assert_eq!(
+            facts.products(false),
+            (Products::Vector, "the processor has AMX, but no VNNI for single rows")
+        );
+        facts.has_byte_products = true;
+        facts.matrix_unit = false;
+        assert_eq!(facts.products(false), (Products::Vector, "device.matrix_unit is false"));
     }
 
     #[test]

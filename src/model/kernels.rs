@@ -12,6 +12,7 @@ pub(super) fn wanted(device: &Device, products: Products) -> Result<Option<Kerne
     match products {
         Products::Vector => Ok(None),
         Products::MatrixUnit => Ok(Kernels::with_matrix_unit(device)?),
+        Products::Integer => Ok(Kernels::with_integers(device)?),
         Products::Xmx => match Kernels::with_xmx(device)? {
             Some(kernels) => Ok(Some(kernels)),
             None => Err(ModelError::NoSubGroups { device: device.info().name.clone() }),

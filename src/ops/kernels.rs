@@ -24,9 +24,11 @@ const EXPERT_CHOICE: &str = include_str!("../../cl/include/expert_choice.h");
 const PACK: &str = include_str!("../../cl/include/pack.h");
 const TILE_PAIR: &str = include_str!("../../cl/include/tile_pair.h");
 const TILES: &str = include_str!("../../cl/include/tiles.h");
+const INTEGER: &str = include_str!("../../cl/include/integer.h");
 const FEW_ROWS: &str = include_str!("../../cl/include/few_rows.h");
 const FEW_VECTORS: &str = include_str!("../../cl/include/few_vectors.h");
 const FEW_TILES: &str = include_str!("../../cl/include/few_tiles.h");
+const FEW_INTEGER: &str = include_str!("../../cl/include/few_integer.h");
 const MATMUL: &str = include_str!("../../cl/matmul.cl");
 const CHOICE: &str = include_str!("../../cl/choice.cl");
 const HEAD: &str = include_str!("../../cl/head.cl");
@@ -82,6 +84,9 @@ pub enum Products {
     Vector,
     /// By the processor's matrix unit, as exact; see `cl/include/tiles.h`.
     MatrixUnit,
+    /// By a processor's products of bytes, as exact, where a format's codes are integers: a single row's by vectors, more by
+    /// its matrix unit; see `cl/include/integer.h`. Elsewhere by vectors in f32.
+    Integer,
     /// By a card's matrix engine where there are kernels for a format ([`Family::Xmx`]), elsewhere by vectors.
     Xmx,
 }
@@ -100,6 +105,9 @@ pub enum Family {
 /// How rows are rounded for the matrix engine: a model's numbers stay as exact as f32.
 const TERMS: XmxTerms = XmxTerms::Two;
 
+/// Floats of packed rows for 32 values; `GROUP_FLOATS` in `cl/include/integer.h`.
+const INTEGER_GROUP: usize = 57;
+
 impl Products {
     /// Values (of 4 bytes) of a buffer for `rows` packed rows of `stride` values, a multiple of
     /// [`STRIDE_MULTIPLE`](super::STRIDE_MULTIPLE).
@@ -109,16 +117,23 @@ impl Products {
             Self::Vector | Self::Xmx => rows * stride,
             // Three terms of 2 bytes a value; a tile reads 16 rows of 64 bytes, whatever they are.
             Self::MatrixUnit => rows * stride / 2 * 3 + 256,
+            // 32 values, as many in three digits of a byte, and what a digit is worth; a tile reads 16 rows here, too.
+            Self::Integer => rows * stride / 32 * INTEGER_GROUP + 128,
         }
     }
 
     /// Values of a buffer for the sums of as many rows.
     pub fn sums_values(self, rows: usize, stride: usize) -> usize {
         match self {
-            Self::Vector => rows * stride / 32 * 3,
+            Self::Vector | Self::Integer => rows * stride / 32 * 3,
             Self::MatrixUnit => rows * stride / 32 * 3 + 16,
             Self::Xmx => (rows * stride / 32 * 3).max(XmxRows::beside(rows, stride) / 4),
         }
+    }
+
+    /// Whether products with matrices of a format are made of integers.
+    pub fn by_integers(self, format: Format) -> bool {
+        self == Self::Integer && !matches!(format, Format::F32 | Format::F16 | Format::Bf16 | Format::Q3K)
     }
 
     /// Bytes of what stands for buffers that a launch does not use, one for each family.
@@ -184,6 +199,17 @@ impl Kernels {
         granted.then(|| Self::with_products(device, Products::MatrixUnit)).transpose()
     }
 
+    /// Kernels that make products by integers; none where the device does not run on a processor that has instructions for
+    /// products of bytes, of vectors and of its matrix unit, or the latter may not be used.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_integers(device: &Device) -> Result<Option<Self>, OpsError> {
+        let info = device.info();
+        let granted = info.takes_byte_products() && info.grants_matrix_unit();
+        granted.then(|| Self::with_products(device, Products::Integer)).transpose()
+    }
+
     /// Kernels that make products by the `xmx` family; none where the device has no sub-groups with loads of blocks.
     ///
     /// # Errors
@@ -229,6 +255,7 @@ impl Kernels {
         match self.products {
             Products::Vector | Products::Xmx => [PACK, TILE_PAIR],
             Products::MatrixUnit => [TILES, ""],
+            Products::Integer => [INTEGER, TILE_PAIR],
         }
     }
 
@@ -271,6 +298,8 @@ impl Kernels {
             let few = match self.products {
                 Products::Vector | Products::Xmx => FEW_VECTORS,
                 Products::MatrixUnit => FEW_TILES,
+                Products::Integer if self.products.by_integers(format) => FEW_INTEGER,
+                Products::Integer => FEW_VECTORS,
             };
             let source = format!("{}{PREPARE}{FINISH}{FEW_ROWS}{few}{MATMUL}", self.products_source(format));
             (format!("matmul.cl ({})", format.name()), source)
@@ -281,6 +310,7 @@ impl Kernels {
     fn products_source(&self, format: Format) -> String {
         let (number, rows, [pack, pair]) = (format as usize, self.rows_at_once, self.pair());
         let (prefetch, permute) = (self.prefetch, self.permute);
+        let pair = if self.products.by_integers(format) { "" } else { pair };
         format!(
             "#define FORMAT {number}\n#define ROWS {rows}\n{prefetch}{permute}{WEIGHTS}{PRODUCTS}{pack}{pair}"
         )

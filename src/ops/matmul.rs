@@ -26,6 +26,7 @@ pub(super) fn cut(args: &mut [u64], products: Products) -> usize {
     let rows = match products {
         Products::Vector | Products::Xmx => args[NARROW_ROWS],
         Products::MatrixUnit => UNIT_ROWS,
+        Products::Integer => args[NARROW_ROWS].min(UNIT_ROWS),
     };
     let products = 32 * 32 * args[NARROW_GROUPS] * rows;
     // Whole pairs of pairs, which go well together.
@@ -35,10 +36,11 @@ pub(super) fn cut(args: &mut [u64], products: Products) -> usize {
 }
 
 /// Most rows of `narrow`; `FEW_ROWS` in `cl/include/few_vectors.h` and `few_tiles.h`.
-fn few_rows(products: Products) -> usize {
+fn few_rows(products: Products, format: Format) -> usize {
     match products {
-        Products::Vector | Products::Xmx => 8,
         Products::MatrixUnit => 16,
+        Products::Integer if products.by_integers(format) => 16,
+        Products::Vector | Products::Xmx | Products::Integer => 8,
     }
 }
 
@@ -199,7 +201,10 @@ impl Kernels {
             return 0;
         }
         let bytes = |rows: usize| -> usize { local_bytes(self.products(), matrix, rows).into_iter().sum() };
-        (2..=few_rows(self.products())).rev().find(|&rows| bytes(rows) <= self.local_memory()).unwrap_or(1)
+        (2..=few_rows(self.products(), matrix.format))
+            .rev()
+            .find(|&rows| bytes(rows) <= self.local_memory())
+            .unwrap_or(1)
     }
 
     /// `rows` rows, at most [`narrow_rows`](Self::narrow_rows), through `matrix`, without packing.
@@ -525,7 +530,11 @@ impl Kernels {
 fn local_bytes(products: Products, matrix: &Matrix, rows: usize) -> [usize; 3] {
     let row = matrix.groups() * 32 * 4;
     match products {
-        Products::Vector | Products::Xmx => {
+        // Three bytes a value, and what a digit is worth.
+        Products::Integer if products.by_integers(matrix.format) => {
+            [row / 32 * 25 * rows, row / matrix.format.scale_group() * rows, row]
+        }
+        Products::Vector | Products::Xmx | Products::Integer => {
             [row * rows, row / matrix.format.scale_group() * rows, if rows > 1 { row } else { 4 }]
         }
         // As packed rows.

@@ -55,6 +55,8 @@ pub fn poisoned_packed(
     let written = match products {
         Products::Vector | Products::Xmx => rows * stride,
         Products::MatrixUnit => rows * stride / 2 * 3,
+        // 32 values, three digits of 32 bytes, and what a digit is worth.
+        Products::Integer => rows * stride / 32 * 57,
     };
     [
         (poisoned(device, products.packed_values(rows, stride) + GUARD), written),

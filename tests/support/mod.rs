@@ -98,12 +98,18 @@ pub fn ways() -> Vec<Products> {
     units().iter().copied().chain(xmx).collect()
 }
 
-/// By vectors, and by the matrix unit where it may be used.
+/// By vectors, and by integers where the processor has what they need.
 pub fn units() -> &'static [Products] {
-    match device().info().grants_matrix_unit() {
-        true => &[Products::Vector, Products::MatrixUnit],
-        false => &[Products::Vector],
+    match Kernels::with_integers(&device()).unwrap() {
+        Some(_) => &[Products::Vector, Products::Integer],
+        None => &[Products::Vector],
     }
+}
+
+/// The same for models that denoise, by the matrix unit in f32.
+pub fn canvas_ways() -> Vec<Products> {
+    let unit = Kernels::with_matrix_unit(&device()).unwrap().map(|_| Products::MatrixUnit);
+    ways().into_iter().filter(|&way| way != Products::Integer).chain(unit).collect()
 }
 
 /// The model with products made that way.
@@ -130,5 +136,6 @@ pub fn flavours(device: &Device) -> Vec<(Device, Kernels)> {
         Some(kernels) => all.push((device.clone(), kernels)),
         None => println!("no matrix unit here, or it may not be used: only vectors are tested"),
     }
+    all.extend(Kernels::with_integers(device).unwrap().map(|kernels| (device.clone(), kernels)));
     all
 }
