@@ -607,7 +607,7 @@ fn sizes_that_do_not_fit_are_refused() {
         assert!(kernels.route(&device, &small, 3, &small, &small, &routing, 1).is_err());
         let buffer = device.alloc(Purpose::Weights, Format::W4.matrix_bytes(4 * 64, 64)).unwrap();
         let matrix = Matrix { buffer, format: Format::W4, rows: 4 * 64, columns: 64, family: Family::Vector };
-        let big = upload(&device, &vec![0.0; 4 * 256]);
+        let big = upload(&device, &vec![0.0; kernels.products().packed_values(4, 256)]);
         let down = |experts: usize, outputs: usize, stride: usize| {
             let experts = Experts { matrix: matrix.clone(), experts, outputs };
             kernels.expert_down(&device, &experts, &routing, 1, &big, &big, &big, stride).map(|_| ())

@@ -58,16 +58,33 @@ inline void rows_of_pair(global const uchar* tiles, global const uchar* next, in
         #pragma unroll
         for (int t = 0; t < 2; t++) fetch(soon + t * step, STREAM_BYTES);
         #pragma unroll
-        for (int s = 0; s < HALVES; s++)
+        for (int s = 0; s < HALVES; s++) {
+            const int scale = g * HALVES + s;
+            global const uchar* columns = digits + (size_t)g * DIGITS * GROUP + s * SCALE_GROUP;
+#ifdef CODEBOOK
+            // As unsigned numbers, 128 more than they are; and what that is too much.
+            float16 more[WORDS], excess[DIGITS];
+            #pragma unroll
+            for (int j = 0; j < WORDS; j++) more[j] = as_float16((uint16)0x80808080);
+            dots_of_row(more, columns, excess);
+#endif
             #pragma unroll
             for (int t = 0; t < 2; t++) {
-                const int scale = g * HALVES + s;
                 float16 dots[DIGITS], words[WORDS];
                 code_words(group_codes(tiles + t * step, g), s, words);
-                dots_of_row(words, digits + (size_t)g * DIGITS * GROUP + s * SCALE_GROUP, dots);
-                results[t] = add_share(results[t], join_digits(dots[0], dots[1], dots[2], units[g]), row_sums[scale],
+#ifdef CODEBOOK
+                #pragma unroll
+                for (int j = 0; j < WORDS; j++) words[j] = as_float16(as_uint16(words[j]) ^ (uint16)0x80808080);
+#endif
+                dots_of_row(words, columns, dots);
+#ifdef CODEBOOK
+                #pragma unroll
+                for (int k = 0; k < DIGITS; k++) dots[k] = as_float16(as_int16(dots[k]) - as_int16(excess[k]));
+#endif
+                results[t] = add_group(results[t], join_digits(dots[0], dots[1], dots[2], units[g]), row_sums[scale],
                                        group_scale(tiles + t * step, scale), group_offset(tiles + t * step, scale));
             }
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 // Packing and products of many rows by integers: takes the place of pack.h and tile_pair.h, same names.
 //
-// Codes are integers below 256, and so are rows made integers. In each group of 32 columns a value is taken as a multiple of
+// Codes are integers below 256 (those of a codebook stand for integers between -128 and 127), and so are rows made integers. In each group of 32 columns a value is taken as a multiple of
 // 2^-22 times the power of two below the group's largest: what is lost is less than f32 loses in adding products up. The
 // integers have 24 bits with their sign and are cut into three signed digits of 8 bits, so a group's share is three sums of
 // products of bytes, which are exact in any order. So processors may make them with whatever instructions they have, one row
@@ -90,17 +90,14 @@ constant uchar LAST_BYTES[64] __attribute__((aligned(64))) = {ALL_LANES(2, 66, 3
 #endif
 
 #ifdef CODEBOOK
-// What codes stand for, as integers from zero on.
-#if FORMAT == FORMAT_MXFP4
-#define CODE_ZERO 12
-#else
-#define CODE_ZERO 127
-#endif
+// What nibbles, one to a byte, stand for, as signed bytes.
 inline uint16 numbers_of(uint16 nibbles) {
-    const uchar16 numbers = convert_uchar16((short16)(CODEBOOK) + (short16)CODE_ZERO);
-    float16 bytes;
-    __asm__("vpshufb %2, %1, %0" : "=X"(bytes) : "X"((float16)(as_float4(numbers), as_float4(numbers), as_float4(numbers), as_float4(numbers))), "X"(as_float16(nibbles)));
-    return as_uint16(bytes);
+    const float4 book = as_float4((char16)(CODEBOOK));
+    float16 numbers;
+    __asm__("vpshufb %2, %1, %0"
+            : "=X"(numbers)
+            : "X"((float16)(book, book, book, book)), "X"(as_float16(nibbles)));
+    return as_uint16(numbers);
 }
 #endif
 
@@ -151,23 +148,18 @@ inline float16 join_digits(float16 low, float16 middle, float16 high, float unit
     return fma(convert_float16(as_int16(high)), (float16)65536.0f, lower) * unit;
 }
 
-// Adds a scale group's share to a result, as add_group does.
-inline float16 add_share(float16 result, float16 dot, float sum, float16 scale, float16 offset) {
-#ifdef CODEBOOK
-    return fma(scale, fma((float16)(-(float)CODE_ZERO), (float16)sum, dot), result);
-#else
-    return add_group(result, dot, sum, scale, offset);
-#endif
-}
-
 #define TILES_OFF __asm__ volatile("tilerelease" ::: "memory")
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
 #define TILE_LOAD(t, p, step) \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"((ulong)(p)), "r"((long)(step)) : "memory")
 #define TILE_STORE(t, p, step) \
     __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"((ulong)(p)), "r"((long)(step)) : "memory")
-// c += a * b, of digits and codes.
+// c += a * b, of digits and codes: what codes of a codebook stand for has a sign, others have none.
+#ifdef CODEBOOK
+#define TILE_DOT(c, a, b) __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
+#else
 #define TILE_DOT(c, a, b) __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
+#endif
 
 // How the digits of `rows` rows, at most 16, lie in registers: one below the other, in as few registers as hold them. To store
 // a register takes as long for one row as for 16.
@@ -231,7 +223,7 @@ inline void add_dots(const float16* dots, global const uchar* tiles, size_t step
         for (int t = 0; t < 2; t++) {
             const float16* d = dots + t * MOST_SUMS + r;
             const float16 dot = join_digits(d[0], d[rows], d[2 * rows], units[r]);
-            results[2 * r + t] = add_share(results[2 * r + t], dot, sums[r], factors[t], offsets[t]);
+            results[2 * r + t] = add_group(results[2 * r + t], dot, sums[r], factors[t], offsets[t]);
         }
 }
 

@@ -10,8 +10,8 @@ use super::pace::Fastest;
 use super::{BlockModel, MOST_ROWS};
 use crate::model::{Logits, ModelError};
 
-/// Widths whose passes are timed; the others lie between them.
-const TIMED: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
+/// Widths whose passes are timed; the others lie between them. Products by integers take a register more from 6 rows on, and from 11.
+const TIMED: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16];
 
 /// Tokens before the timed passes: attention has something to do.
 const BEFORE: usize = 64;
