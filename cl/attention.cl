@@ -139,6 +139,24 @@ KERNEL rotate_and_cache_latent(ITEM global float* rows, global const float* turn
                     part[r][c] = fma(value[c], (float16)weight[r][p], part[r][c]);                                     \
     }
 
+// Asks for the values of a tile and the keys of the next one, a share of both with each column of keys that is multiplied:
+// they come from far away, and are too short for a processor to see them coming. part, each: which share, and its vectors.
+#if defined(HOST_PREFETCH) && !defined(VALUES_IN_KEYS)
+#define FETCH_FROM                                                                                                     \
+    global const cached* soon_values = values + (size_t)(tile % capacity) * VALUE;                                     \
+    global const cached* soon_keys = keys + (size_t)((tile + (tile + TILE <= last ? TILE : 0)) % capacity) * HEAD;
+#define FETCH(p) __builtin_prefetch((const void*)(size_t)(p), 0, 3)
+#define FETCH_SHARE(part, each)                                                                                        \
+    _Pragma("unroll") for (int line = 0; line < (each); line++) {                                                      \
+        const int at = ((part) * (each) + line) * 32;                                                                  \
+        FETCH(soon_values + at * VALUE / HEAD);                                                                        \
+        FETCH(soon_keys + at);                                                                                         \
+    }
+#else
+#define FETCH_FROM
+#define FETCH_SHARE(part, each)
+#endif
+
 // R looks at the cache of one key-value head; a look is one query head of one row: look l is head l % heads of row l /
 // heads. Row r, at position p, sees positions from p - window + 1 to p; with a canvas of that many rows at `anchor`,
 // every row sees from anchor - window + 1 to the canvas's end. A look past the last is computed as the last and not
@@ -169,6 +187,7 @@ KERNEL rotate_and_cache_latent(ITEM global float* rows, global const float* turn
         const int last = until[R - 1];                                                                                 \
         const int from = max(0, since[0]) / TILE * TILE;                                                               \
         for (int tile = from; tile <= last; tile += TILE) {                                                            \
+            FETCH_FROM                                                                                                 \
             for (int block = 0; block < TILE / 16; block += BLOCKS) {                                                  \
                 global const cached* k = keys + (size_t)(tile % capacity / 16 + block) * HEAD * 16;                    \
                 float16 dots[2][R][BLOCKS];                                                                            \
@@ -178,6 +197,7 @@ KERNEL rotate_and_cache_latent(ITEM global float* rows, global const float* turn
                         _Pragma("unroll") for (int r = 0; r < R; r++)                                                  \
                             _Pragma("unroll") for (int b = 0; b < BLOCKS; b++) sums[odd][r][b] = 0.0f;                 \
                     for (int i = pass; i < HEAD; i += 2) {                                                             \
+                        FETCH_SHARE((block / BLOCKS * PASSES + pass) * (HEAD / 2) + i / 2, BLOCKS / PASSES)            \
                         _Pragma("unroll") for (int odd = 0; odd < 2 / PASSES; odd++) {                                 \
                             float16 key[BLOCKS];                                                                       \
                             _Pragma("unroll") for (int b = 0; b < BLOCKS; b++)                                         \

@@ -383,6 +383,14 @@ fn joined_terms(packed: &[f32], group: usize, row: usize, rows: usize) -> Result
     Ok(joined)
 }
 
+/// What products by integers lose of a row: half a unit of each value, of which a group's largest has 2^22 at least.
+fn made_integers(row: &mut [Bounded]) {
+    for group in row.chunks_mut(32) {
+        let largest = group.iter().fold(0.0f64, |most, (x, off)| most.max(x.abs() + off));
+        group.iter_mut().for_each(|(_, off)| *off += 1.005 * largest * 2f64.powi(-23));
+    }
+}
+
 /// Whether the digits of a group, `[groups][3][rows][32]` behind the values, and what they are worth behind those, make the
 /// group's values but for half a unit of the last digit.
 fn digits_hold(
@@ -417,7 +425,10 @@ fn product_holds(
     let (width, n) = (case.width(), case.columns);
     let (all, new_rows) = operands.run(device, kernels, 0, case.rows, false)?;
     for row in 0..case.rows {
-        let (sum, prepared) = operands.prepared(row);
+        let (sum, mut prepared) = operands.prepared(row);
+        if kernels.products().by_integers(format) {
+            made_integers(&mut prepared);
+        }
         agree("matmul", row, &all[row * width..][..width], &operands.expected(row, &prepared))?;
         if case.branch {
             agree("the row with its branch", row, &new_rows[row * n..][..n], &sum)?;

@@ -444,7 +444,10 @@ impl Kernels {
             let [pack, _] = self.pair();
             (
                 format!("attention.cl (head size {key}:{value}, cache {})", cache.kind),
-                format!("#define HEAD {key}\n#define VALUE {value}\n{define}{transpose}{pack}{ATTENTION}"),
+                format!(
+                    "#define HEAD {key}\n#define VALUE {value}\n{define}{}{transpose}{pack}{ATTENTION}",
+                    self.prefetch
+                ),
             )
         })
     }
