@@ -70,6 +70,7 @@ function told() {
 
 function put(state) {
   paper.put(state);
+  paper.reveal(state.start);
   keep("edit.text", state.text);
   told();
 }
@@ -212,6 +213,7 @@ const ready = () => backend?.device || "ready";
 paper.field.addEventListener("input", () => {
   remember(true);
   paper.paint();
+  paper.reveal(paper.selection.end);
 });
 // Where browsers would undo by themselves, they would undo half of it.
 paper.field.addEventListener("beforeinput", (event) => {
