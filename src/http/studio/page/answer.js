@@ -5,6 +5,7 @@ import { button, facts, make, seconds } from "./page.js";
 import { bars } from "./plots.js";
 import { Recording } from "./recording.js";
 import { replay } from "./replay.js";
+import { isOver } from "./store.js";
 
 /** The view of one answer, live or remembered. */
 export class AnswerView {
@@ -24,7 +25,12 @@ export class AnswerView {
     this.below = make("div", "below");
     this.node.append(this.thought, this.text, this.below);
     this.paint(answer.text, answer.reasoning);
-    if (answer.stats || answer.error) this.finish();
+  }
+
+  /** The answer is remembered: what it took, or that it is not whole. */
+  rest() {
+    this.finish();
+    if (!isOver(this.answer)) this.below.prepend(make("p", "hint", "Not whole: its page was left, or is still writing it."));
   }
 
   paint(text, reasoning) {
