@@ -504,6 +504,9 @@ async fn what_is_wrong_with_tools_is_refused_by_name() {
     for (more, param) in [
         (json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}), "tools[0].function.name"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"tools": [1]}), "tools[0]"),
+        (json!({"tools": [null]}), "tools[0]"),
+        (json!({"tools": [[]]}), "tools[0]"),
         (json!({"tools": "x"}), "tools"),
         (json!({"tools": [], "tool_choice": "required"}), "tool_choice"),
         (json!({"tool_choice": named("nobody")}), "tool_choice"),
