@@ -109,7 +109,9 @@ export class AnswerView {
       ["passes", !denoised && stats.passes],
       ["canvases", stats.canvases],
       ["tokens a pass", measured("tokens_per_pass", (rate) => rate.toFixed(2)), trend("tokens_per_pass", "Tokens a pass of the last answers")],
-      ["first draft", measured("first_draft_s", seconds), trend("first_draft_s", "Seconds to the first draft of the last answers")],
+      denoised
+        ? ["first draft", measured("first_draft_s", seconds), trend("first_draft_s", "Seconds to the first draft of the last answers")]
+        : ["first text", measured("first_token_s", seconds), trend("first_token_s", "Seconds to the first text of the last answers")],
       ["answer", measured("elapsed_s", seconds), trend("elapsed_s", "Seconds of the last answers")],
       ["tok/s", measured("tokens_per_s", (rate) => rate.toFixed(1)), trend("tokens_per_s", "Tokens a second of the last answers")],
       ["tokens", usage.completion_tokens],
