@@ -113,7 +113,7 @@ function problem(text) {
 }
 
 async function edit(seed) {
-  if (running || !backend) return;
+  if (running || !backend || settings.refused()) return;
   reviewed?.row?.halt();
   reviewed = null;
   problem();

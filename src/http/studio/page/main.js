@@ -99,7 +99,7 @@ async function useBackend(id) {
       const ask = document.createElement("button");
       ask.type = "button";
       ask.textContent = text;
-      ask.addEventListener("click", () => send(text));
+      ask.addEventListener("click", () => settings.refused() || send(text));
       item.append(ask);
       return item;
     }),
@@ -263,6 +263,7 @@ element("composer").addEventListener("submit", (event) => {
     toast("The server has not told yet what models there are; what you wrote stays here.");
     return;
   }
+  if (settings.refused()) return;
   field.value = "";
   grow();
   send(text);
