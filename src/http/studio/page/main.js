@@ -1,8 +1,8 @@
 // The chat page: chats on the left, the conversation in the middle, settings on the right.
 
 import { AnswerView } from "./answer.js";
-import { headers, post } from "./events.js";
-import { announcer, backends as offered, element, openPanel, state, toast, watch as look } from "./page.js";
+import { headers, postToModel } from "./events.js";
+import { announcer, backends as offered, element, exchanged, openPanel, state, toast, watch as look } from "./page.js";
 import { Settings } from "./settings.js";
 import { isOver, keep, leave, open, recall, takeLeft } from "./store.js";
 
@@ -139,14 +139,15 @@ async function send(text) {
   const before = chat.turns.slice(0, chat.turns.indexOf(turn));
   // What another tab has added to this chat belongs to what is asked about.
   if (before.length !== known) paintTurns(before);
-  const body = settings.request([...messages(before), { role: "user", content: question }]);
+  const body = () => settings.request([...messages(before), { role: "user", content: question }]);
+  const options = { key: settings.key, signal: running.signal, exchanged: takeUp };
   const view = paintTurn(turn, before);
   view.begin();
   paintList();
   bottom(true);
   try {
     let over = false;
-    for await (const { name, data } of post("/chat", body, { key: settings.key, signal: running.signal })) {
+    for await (const { name, data } of postToModel("/chat", body, options)) {
       if (name === "prefill") view.prefill(data);
       else if (name === "draft") view.drafted(data);
       else if (name === "commit") view.committed(data);
@@ -177,6 +178,15 @@ async function send(text) {
   bottom(false);
   paintList();
   watch();
+}
+
+/** Takes up what the server has in place of the model that was asked, if it is another one; whether it is. */
+async function takeUp() {
+  const now = await exchanged(backend, () => headers(settings.key));
+  if (!now) return false;
+  backend = now;
+  settings.use(now);
+  return true;
 }
 
 /** Keeps a turn as it is now, and takes over those that other tabs have added to its chat. */
@@ -260,7 +270,7 @@ element("composer").addEventListener("submit", (event) => {
   if (running) return;
   const text = field.value;
   if (!backend) {
-    toast("The server has not told yet what models there are; what you wrote stays here.");
+    toast(`Not yet: ${element("state").textContent.trim()}. What you wrote stays here.`);
     return;
   }
   if (settings.refused()) return;
