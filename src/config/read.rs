@@ -217,12 +217,13 @@ pub(super) fn sampling(s: &mut Sources) -> Result<SamplingConfig, ConfigError> {
     })
 }
 
-const ORIGINS: &str =
-    "a list of origins as browsers send them (https://host, http://localhost:3000; no path, no capitals), \"*\" or \"null\"";
+const ORIGINS: &str = "a list of origins as browsers send them (https://host, http://localhost:3000; no path, no capitals), \"*\" or \"null\"";
 
 /// Whether a browser may send this as a page's origin.
 fn is_origin(text: &str) -> bool {
-    let plain = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase());
+    let plain = |part: &str| {
+        !part.is_empty() && part.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase())
+    };
     ["*", "null"].contains(&text)
         || text.split_once("://").is_some_and(|(scheme, host)| {
             plain(scheme) && plain(host) && !host.contains(['/', '?', '#', '@', '*', ','])

@@ -75,11 +75,21 @@ fn lists_hold_nothing_that_could_never_match() {
     ] {
         origins(good).unwrap();
     }
-    for wrong in
-        ["not a url", "", "a.example", "https://", "https://a.example/", "https://A.example", "https://a.b/c", "https://*.b"]
-    {
+    for wrong in [
+        "not a url",
+        "",
+        "a.example",
+        "https://",
+        "https://a.example/",
+        "https://A.example",
+        "https://a.b/c",
+        "https://*.b",
+    ] {
         let error = origins(&format!("[\"https://good.example\", {wrong:?}]")).unwrap_err();
-        assert!(error.contains("`server.cors_origins`") && error.contains("as browsers send them"), "{error}");
+        assert!(
+            error.contains("`server.cors_origins`") && error.contains("as browsers send them"),
+            "{error}"
+        );
     }
     for wrong in ["", "  "] {
         let error = read(&format!("[model]\naliases = [\"a\", {wrong:?}]"), &[], vec![]).unwrap_err();

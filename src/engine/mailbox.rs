@@ -42,7 +42,8 @@ impl Sender {
         unread.complete = matches!(event, Event::Finish { .. });
         let crowded = unread.events.len() >= CROWDED;
         // A newer draft replaces the one before it, and so does a commit for a listener who is far behind.
-        let replaces = matches!(event, Event::Draft { .. }) || crowded && matches!(event, Event::Commit { .. });
+        let replaces =
+            matches!(event, Event::Draft { .. }) || crowded && matches!(event, Event::Commit { .. });
         if replaces && matches!(unread.events.back(), Some(Event::Draft { .. })) {
             unread.events.pop_back();
         }
@@ -149,7 +150,13 @@ mod tests {
 
     fn commit() -> Event {
         let text = "a".to_owned();
-        Event::Commit { tokens: vec![1], text, reasoning: String::new(), calls: Vec::new(), logprobs: Vec::new() }
+        Event::Commit {
+            tokens: vec![1],
+            text,
+            reasoning: String::new(),
+            calls: Vec::new(),
+            logprobs: Vec::new(),
+        }
     }
 
     /// What a listener who was away finds: steps of drafts and lengths of commits.

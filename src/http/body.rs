@@ -156,9 +156,9 @@ fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
             super::fields::kind(&other)
         ))),
         // The parser has no other mark for it.
-        Err(error) if error.to_string().starts_with("recursion limit exceeded") => {
-            Err(bad(format!("the request's body is nested too deeply, expected at most {DEEPEST} levels: {error}")))
-        }
+        Err(error) if error.to_string().starts_with("recursion limit exceeded") => Err(bad(format!(
+            "the request's body is nested too deeply, expected at most {DEEPEST} levels: {error}"
+        ))),
         Err(error) => Err(bad(format!("the request's body is not valid JSON: {error}"))),
     }
 }

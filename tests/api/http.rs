@@ -136,7 +136,8 @@ async fn only_configured_origins_may_read_answers() {
     let headers = response.unwrap().headers().clone();
     assert!(headers.contains_key("access-control-allow-origin"));
     let told = headers["access-control-expose-headers"].to_str().unwrap();
-    for name in ["x-request-id", "retry-after", "x-ratelimit-remaining-requests", "x-ratelimit-reset-tokens"] {
+    for name in ["x-request-id", "retry-after", "x-ratelimit-remaining-requests", "x-ratelimit-reset-tokens"]
+    {
         assert!(told.split(", ").any(|each| each == name), "{told}");
     }
     assert!(!server.get("/v1/models").await.headers().contains_key("access-control-allow-origin"));
