@@ -152,6 +152,19 @@ class OfTheChat(Settings, browser.Chat):
 class OfTheEditor(Settings, browser.Page):
     PATH = "/edit"
 
+    def test_the_panel_names_the_model_that_has_made_the_edit(self):
+        self.page.route("**/edit", lambda route: route.fulfill(content_type="text/event-stream", body=STREAM))
+        self.send("Name the colour.")
+        expect(self.page.get_by_role("button", name="Accept")).to_be_visible()
+        self.page.get_by_role("button", name="Discard").click()
+        # Only the edit itself is to bring news.
+        self.page.evaluate("for (let timer = 0; timer < 100; timer += 1) clearInterval(timer)")
+        self.page.route("**/ready", lambda route: route.fulfill(json={"status": "ready", "model": "another"}))
+        self.page.route("**/studio/backends", lambda route: route.fulfill(json={"backends": [CAUSAL]}))
+        self.send("Name the colour.")
+        expect(self.page.get_by_role("button", name="Accept")).to_be_visible()
+        expect(self.page.locator("#about")).to_have_text(CAUSAL["about"])
+
     def send(self, text):
         if self.page.locator("#code").input_value() == "":
             self.page.locator("#code").fill("Snow is .")
