@@ -571,7 +571,11 @@ async fn drafts_do_not_pile_up_for_a_slow_reader() {
         _ => None,
     });
     let last = vec![20; CONTEXT / 2 / CANVAS];
-    assert_eq!(steps.collect::<Vec<_>>(), last, "each was replaced by the next one, but the last of a canvas");
+    assert_eq!(
+        steps.collect::<Vec<_>>(),
+        last,
+        "each was replaced by the next one, but the last of a canvas"
+    );
     assert_eq!(outcome.stats.passes, 20 * CONTEXT / 2 / CANVAS);
 }
 
