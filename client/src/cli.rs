@@ -91,7 +91,8 @@ pub enum Command {
     },
     /// Look at everything that has to be right, with or without a running daemon, and say what to do
     Doctor {
-        /// Configuration to look at where no daemon tells its own [default: /etc/axed/daemon.toml if it is there]
+        /// Configuration of the daemon to look at: without --socket it names the socket, and it counts where no daemon tells
+        /// its own [default: /etc/axed/daemon.toml if it is there]
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
         /// Look at the files of another machine below this folder (/proc, /sys, /etc, /dev), and at nothing else

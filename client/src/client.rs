@@ -72,6 +72,12 @@ impl Client {
         Self { socket: socket.into(), patience }
     }
 
+    /// The same, of the daemon at another socket.
+    #[must_use]
+    pub fn at(&self, socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into(), ..*self }
+    }
+
     /// The socket it connects to.
     pub fn socket(&self) -> &Path {
         &self.socket

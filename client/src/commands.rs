@@ -44,6 +44,7 @@ pub async fn run(arguments: Arguments) -> Outcome {
     }
     // An empty variable is as good as none.
     let given = arguments.socket.filter(|path| !path.as_os_str().is_empty());
+    let named = given.is_some();
     let socket = given.unwrap_or_else(|| {
         let uid = std::fs::metadata("/proc/self").map_or(0, |metadata| metadata.uid());
         socket::for_client(uid, |name| std::env::var(name).ok())
@@ -81,7 +82,7 @@ pub async fn run(arguments: Arguments) -> Outcome {
             tell(json, &client.get::<Config>("/config").await?, |config| show::config(config, set))
         }
         Command::Doctor { config, root } => {
-            let report = Doctor { root, client, config }.look().await;
+            let report = Doctor { root, client, named, config }.look().await;
             tell(json, &report, show::doctor)?;
             if report.failed == 0 { Ok(()) } else { Err(Failure::told(1)) }
         }

@@ -16,6 +16,14 @@ use super::{ConfigError, Secret};
 /// The credential that systemd may hand over in place of `server.api_key_file`.
 const CREDENTIAL: &str = "api_keys";
 
+/// What a key is made of.
+const SENDABLE: &str = "letters, digits and signs of ASCII, which is what a request's header can carry";
+
+/// Whether the header of a request can carry a key.
+fn can_be_sent(key: &str) -> bool {
+    key.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()) && key.trim() == key
+}
+
 /// Longest name of a key.
 const LONGEST_NAME: usize = 64;
 
@@ -57,7 +65,8 @@ pub(super) fn read(s: &mut Sources) -> Result<Keys, ConfigError> {
         tokens: limit("server.tokens_per_minute")?,
     };
     let mut keys: Vec<ApiKey> = Vec::new();
-    keys.extend(s.text("server.api_key")?.map(|key| ApiKey {
+    let alone = s.optional::<String>("server.api_key", SENDABLE, |key| can_be_sent(key))?;
+    keys.extend(alone.filter(|(key, _)| !key.is_empty()).map(|(key, _)| ApiKey {
         name: "api_key".to_owned(),
         secret: Secret::new(key),
         limits,
@@ -119,6 +128,9 @@ fn read_line(line: &str, unnamed: String, defaults: RateLimits) -> Result<ApiKey
     }
     if key.is_empty() {
         return Err(format!("no key follows the name `{name}`"));
+    }
+    if !can_be_sent(key) {
+        return Err(format!("key `{name}`: no request can carry it, expected {SENDABLE}"));
     }
     let (mut limits, mut seen) = (defaults, BTreeSet::new());
     for word in words {
@@ -212,6 +224,10 @@ mod tests {
             ("big name!:hidden", "line 1: key"),
             ("sp/ace:hidden", "line 1: the name before the colon"),
             ("alice:", "line 1: no key follows the name `alice`"),
+            ("alice:hiddén", "line 1: key `alice`: no request can carry it"),
+            ("a:one\nalice:hidden\0", "line 2: key `alice`: no request can carry it"),
+            ("alice:hidden\u{7f}", "line 1: key `alice`: no request can carry it"),
+            ("hiddén", "line 1: key `key-1`: no request can carry it"),
             ("alice:hidden rpm=5", "line 1: key `alice`: only requests_per_minute=N"),
             ("alice:hidden tokens_per_minute=many", "line 1: key `alice`: a limit needs a whole number"),
             (

@@ -52,7 +52,9 @@ pub(super) fn model(s: &mut Sources) -> Result<ModelConfig, ConfigError> {
     Ok(ModelConfig {
         path: s.path("model.path")?,
         served_name: s.text("model.served_name")?,
-        aliases: s.any("model.aliases", Vec::new())?,
+        aliases: s.checked("model.aliases", Vec::new(), "a list of names, none of them empty", |names| {
+            names.iter().all(|name: &String| !name.trim().is_empty())
+        })?,
         chat_template: s.path("model.chat_template")?,
         thoughts_apart: s.any("model.thoughts_apart", true)?,
         tool_calls: tool_calls(s)?,
@@ -162,7 +164,9 @@ pub(super) fn server(s: &mut Sources, warnings: &mut Vec<String>) -> Result<Serv
         body_timeout: at_least(s, "server.body_timeout_s", 30 * second, 0.05)?,
         write_timeout: at_least(s, "server.write_timeout_s", 60 * second, 0.05)?,
         drain_grace: s.any("server.drain_grace_s", 30 * second)?,
-        cors_origins: s.any("server.cors_origins", vec!["*".to_owned()])?,
+        cors_origins: s.checked("server.cors_origins", vec!["*".to_owned()], ORIGINS, |origins| {
+            origins.iter().all(|origin: &String| is_origin(origin))
+        })?,
     })
 }
 
@@ -210,6 +214,19 @@ pub(super) fn sampling(s: &mut Sources) -> Result<SamplingConfig, ConfigError> {
         min_p: s.number("sampling.min_p", 0.05, 0.0, 1.0)? as f32,
         repetition_penalty: s.number("sampling.repetition_penalty", 1.0, 0.01, 10.0)? as f32,
     })
+}
+
+const ORIGINS: &str = "a list of origins as browsers send them (https://host, http://localhost:3000; no path, no capitals), \"*\" or \"null\"";
+
+/// Whether a browser may send this as a page's origin.
+fn is_origin(text: &str) -> bool {
+    let plain = |part: &str| {
+        !part.is_empty() && part.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase())
+    };
+    ["*", "null"].contains(&text)
+        || text.split_once("://").is_some_and(|(scheme, host)| {
+            plain(scheme) && plain(host) && !host.contains(['/', '?', '#', '@', '*', ','])
+        })
 }
 
 pub(super) fn studio(s: &mut Sources) -> Result<StudioConfig, ConfigError> {

@@ -44,7 +44,7 @@ fn wrong_values_name_place_key_found_and_expected() {
         ),
         (
             "[model]\naliases = [1]",
-            "FILE: key `model.aliases`: found array [1], expected a list of strings (in the environment: separated by commas)",
+            "FILE: key `model.aliases`: found array [1], expected a list of names, none of them empty",
         ),
         (
             "[sampling]\ntemperature = 3.0",
@@ -62,6 +62,47 @@ fn wrong_values_name_place_key_found_and_expected() {
         read("", &[("AXE_PORT", "x")], vec![]).unwrap_err(),
         "environment variable AXE_PORT: key `server.port`: found \"x\", expected an integer from 0 to 65535"
     );
+}
+
+#[test]
+fn lists_hold_nothing_that_could_never_match() {
+    let origins = |list: &str| read(&format!("[server]\ncors_origins = {list}"), &[], vec![]);
+    for good in [
+        "[]",
+        "[\"*\"]",
+        "[\"null\"]",
+        "[\"https://a.example\", \"http://localhost:3000\", \"http://[::1]:80\", \"chrome-extension://ab\"]",
+    ] {
+        origins(good).unwrap();
+    }
+    for wrong in [
+        "not a url",
+        "",
+        "a.example",
+        "https://",
+        "https://a.example/",
+        "https://A.example",
+        "https://a.b/c",
+        "https://*.b",
+    ] {
+        let error = origins(&format!("[\"https://good.example\", {wrong:?}]")).unwrap_err();
+        assert!(
+            error.contains("`server.cors_origins`") && error.contains("as browsers send them"),
+            "{error}"
+        );
+    }
+    for wrong in ["", "  "] {
+        let error = read(&format!("[model]\naliases = [\"a\", {wrong:?}]"), &[], vec![]).unwrap_err();
+        assert!(error.contains("`model.aliases`") && error.contains("none of them empty"), "{error}");
+    }
+}
+
+#[test]
+fn a_key_that_no_request_can_carry_is_refused() {
+    for wrong in ["hiddén", "hidden\u{7f}", " hidden"] {
+        let error = read("", &[("AXE_API_KEY", wrong)], vec![]).unwrap_err();
+        assert!(error.contains("`server.api_key`") && !error.contains("hid"), "{error}");
+    }
 }
 
 #[test]

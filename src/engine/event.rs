@@ -24,7 +24,8 @@ pub enum Event {
         entropy: Vec<f32>,
         /// Commits before it: of a model that denoises, the canvas, from 0.
         canvas: usize,
-        /// Drafts since the last commit, this one included; a slow listener does not see all of them.
+        /// Drafts since the last commit, this one included; a listener who does not read at once misses some, but not the
+        /// last one before a commit unless it is far behind.
         step: usize,
     },
     /// Final, will never change.

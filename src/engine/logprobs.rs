@@ -89,6 +89,13 @@ mod tests {
         assert_eq!(starts(&held.release("\u{fffd},")), [(8, 8), (9, 11)]);
         held.push(told(5), 10..10);
         assert!(held.release("x").is_empty());
+        // A stop string cut this one in the middle: it is told whole.
+        let mut cut = HeldBack::default();
+        cut.push(told(1), 0..3);
+        cut.settle(&grown(0..3, 0..3));
+        cut.push(told(2), 3..4);
+        cut.settle(&grown(3..4, 3..4));
+        assert_eq!(starts(&cut.release("a")), [(1, 0)]);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The channel from the engine's thread to one listener.
 //!
 //! The engine never waits for a listener, and a slow one costs no more memory than its reply: progress and drafts
-//! replace older ones that were not read, and when many commits wait, new ones join the last.
+//! replace older ones that were not read, and when many events wait, new commits join the last one. The last draft before
+//! a commit is kept beside it, since both often come in one instant: who reads at once has every draft.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,10 +41,10 @@ impl Sender {
         }
         unread.complete = matches!(event, Event::Finish { .. });
         let crowded = unread.events.len() >= CROWDED;
-        // A commit replaces the guesses before it, and so does a newer draft.
-        if matches!(unread.events.back(), Some(Event::Draft { .. }))
-            && matches!(event, Event::Draft { .. } | Event::Commit { .. })
-        {
+        // A newer draft replaces the one before it, and so does a commit for a listener who is far behind.
+        let replaces =
+            matches!(event, Event::Draft { .. }) || crowded && matches!(event, Event::Commit { .. });
+        if replaces && matches!(unread.events.back(), Some(Event::Draft { .. })) {
             unread.events.pop_back();
         }
         match (unread.events.back_mut(), event) {
@@ -136,4 +137,62 @@ impl Drop for Events {
 pub(super) fn mailbox(shared: &Arc<Shared>, ticket: u64) -> (Sender, Events) {
     let mailbox = Arc::new(Mailbox::default());
     (Sender(Arc::clone(&mailbox)), Events { mailbox, shared: Arc::clone(shared), ticket })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Stats, Usage};
+
+    fn draft(step: usize) -> Event {
+        Event::Draft { tokens: vec![1], entropy: vec![0.5], canvas: 0, step }
+    }
+
+    fn commit() -> Event {
+        let text = "a".to_owned();
+        Event::Commit {
+            tokens: vec![1],
+            text,
+            reasoning: String::new(),
+            calls: Vec::new(),
+            logprobs: Vec::new(),
+        }
+    }
+
+    /// What a listener who was away finds: steps of drafts and lengths of commits.
+    fn unread(sender: &Sender) -> Vec<(&'static str, usize)> {
+        let unread = sender.0.unread.lock().unwrap();
+        let told = |event: &Event| match event {
+            Event::Draft { step, .. } => ("draft", *step),
+            Event::Commit { text, .. } => ("commit", text.len()),
+            Event::Prefill { done, .. } => ("prefill", *done),
+            Event::Finish { .. } => ("finish", 0),
+        };
+        unread.events.iter().map(told).collect()
+    }
+
+    #[test]
+    fn the_last_draft_before_a_commit_is_told() {
+        let sender = Sender(Arc::default());
+        for event in [draft(1), draft(2), commit(), draft(1), commit()] {
+            sender.send(event);
+        }
+        assert_eq!(unread(&sender), [("draft", 2), ("commit", 1), ("draft", 1), ("commit", 1)]);
+    }
+
+    #[test]
+    fn a_listener_who_is_far_behind_costs_no_more_than_the_reply() {
+        let sender = Sender(Arc::default());
+        for _ in 0..1000 {
+            sender.send(draft(1));
+            sender.send(draft(2));
+            sender.send(commit());
+        }
+        let (usage, stats) = (Usage::default(), Stats::default());
+        sender.send(Event::Finish { reason: FinishReason::Stop, usage, stats });
+        let events = unread(&sender);
+        assert!(events.len() <= CROWDED + 2, "{}", events.len());
+        let length = |(kind, length): &(&str, usize)| if *kind == "commit" { *length } else { 0 };
+        assert_eq!(events.iter().map(length).sum::<usize>(), 1000);
+    }
 }

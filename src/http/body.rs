@@ -18,6 +18,9 @@ const DISCARDED: usize = 8;
 /// Most values of a body: each takes far more memory than it has bytes.
 const MOST_VALUES: usize = 1 << 20;
 
+/// How deeply a body may be nested, itself included: the parser's limit.
+const DEEPEST: usize = 127;
+
 /// A body, and the place that it has if it is large.
 pub(super) struct Whole {
     pub(super) bytes: Vec<u8>,
@@ -152,6 +155,10 @@ fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
             "the request's body must be a JSON object, found {}",
             super::fields::kind(&other)
         ))),
+        // The parser has no other mark for it.
+        Err(error) if error.to_string().starts_with("recursion limit exceeded") => Err(bad(format!(
+            "the request's body is nested too deeply, expected at most {DEEPEST} levels: {error}"
+        ))),
         Err(error) => Err(bad(format!("the request's body is not valid JSON: {error}"))),
     }
 }
@@ -170,5 +177,17 @@ mod tests {
         assert!(parse(many.as_bytes()).is_err());
         let commas = format!("{{\"prompt\": \"{}\"}}", ",".repeat(2 * MOST_VALUES));
         assert!(parse(commas.as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn bodies_are_nested_to_a_limit_that_is_told() {
+        let nested = |levels: usize| {
+            let inner = levels - 1;
+            parse(format!("{{\"a\": {}{}}}", "[".repeat(inner), "]".repeat(inner)).as_bytes())
+        };
+        assert!(nested(DEEPEST).is_ok());
+        let error = nested(DEEPEST + 1).unwrap_err().to_json().to_string();
+        assert!(error.contains("nested too deeply, expected at most 127 levels"), "{error}");
+        assert!(parse(b"{").unwrap_err().to_json().to_string().contains("is not valid JSON"));
     }
 }

@@ -25,6 +25,11 @@ pub(super) async fn allow(State(app): State<Arc<App>>, request: Request, next: N
     response
 }
 
+/// Headers of answers that pages may read besides the usual ones.
+const TOLD: &str = "x-request-id, retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
+                    x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, \
+                    x-ratelimit-reset-tokens";
+
 /// `preflight` holds the headers a preflight asked for.
 fn mark(
     headers: &mut HeaderMap,
@@ -40,6 +45,9 @@ fn mark(
             return;
         }
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    }
+    if preflight.is_none() {
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(TOLD));
     }
     if let Some(wanted) = preflight {
         let usual = HeaderValue::from_static("authorization, content-type");

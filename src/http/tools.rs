@@ -90,6 +90,9 @@ impl Tools {
         let found = |value: Option<&Value>, expected: &str| {
             format!("found {}, expected {expected}", kind(value.unwrap_or(&Value::Null)))
         };
+        if !tool.is_object() {
+            return Err(wrong(path, &tool, "an object with `type` and `function`"));
+        }
         match tool.get("type").and_then(Value::as_str) {
             Some("function") => {}
             Some(other) => {
@@ -208,7 +211,7 @@ mod tests {
         for (body, param) in [
             (json!({"tools": {}}), "tools"),
             (json!({"tools": vec![tool("a"); 1025]}), "tools"),
-            (json!({"tools": [1]}), "tools[0].type"),
+            (json!({"tools": [1]}), "tools[0]"),
             (json!({"tools": [tool("a"), {"type": "web_search"}]}), "tools[1].type"),
             (json!({"tools": [{"type": "function"}]}), "tools[0].function"),
             (json!({"tools": [{"type": "function", "function": {}}]}), "tools[0].function.name"),

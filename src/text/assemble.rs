@@ -73,6 +73,15 @@ impl Assembler {
         self.partial.clear();
     }
 
+    /// From here on no stop string is looked for; appends what was held back for one to `out`.
+    pub fn end_search(&mut self, out: &mut String) {
+        if self.stopped.is_none() {
+            self.stops.clear();
+            out.push_str(&self.held);
+            self.held.clear();
+        }
+    }
+
     /// Which stop string has ended the reply.
     pub fn stopped(&self) -> Option<usize> {
         self.stopped

@@ -191,6 +191,10 @@ impl ReplyText {
         self.reasoning.flush(&mut out.reasoning);
         if let Some(calls) = &mut self.calls {
             calls.finish(&mut self.segments);
+            if calls.unfinished() {
+                // What there is of a call that was cut is told, but stop strings are not looked for in calls.
+                self.content.end_search(&mut out.content);
+            }
         }
         self.say(out);
         self.content.flush(&mut out.content);

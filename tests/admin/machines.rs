@@ -195,6 +195,33 @@ async fn the_doctor_asks_a_running_daemon_and_names_a_wrong_configuration() {
     assert!(findings.iter().all(|finding| finding["check"] != "devices"), "{findings:#?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_looks_where_the_configuration_puts_the_socket() {
+    let daemon = Daemon::start().await;
+    let folder = daemon.directory.path();
+    assert_eq!(daemon.socket.parent(), Some(folder));
+    let config = folder.join("daemon.toml");
+    // From the file's folder, and by its whole path.
+    for place in [PathBuf::from(daemon.socket.file_name().unwrap()), daemon.socket.clone()] {
+        std::fs::write(&config, format!("[admin]\nsocket = {place:?}\n")).unwrap();
+        let look = |arguments: &[&str]| {
+            let mut command = Command::new(binary());
+            command.args(["--json", "doctor", "--config"]).arg(&config).args(arguments);
+            command.env_remove("AXE_ADMIN_SOCKET").env_remove("AXED_SOCKET");
+            tokio::task::spawn_blocking(move || -> Value {
+                serde_json::from_slice(&command.output().unwrap().stdout).unwrap()
+            })
+        };
+        let report = look(&[]).await.unwrap();
+        let findings = report["findings"].as_array().unwrap();
+        assert_found(findings, "socket", "ok", "admin.sock answers");
+        assert_found(findings, "daemon", "ok", "ready, pid");
+        // Who names another one means it.
+        let report = look(&["--socket", "/nowhere"]).await.unwrap();
+        assert_found(report["findings"].as_array().unwrap(), "daemon", "warn", "/nowhere");
+    }
+}
+
 fn device(name: &str) -> Device {
     Device {
         name: name.to_owned(),

@@ -131,9 +131,15 @@ async fn only_configured_origins_may_read_answers() {
         assert_eq!(found, allowed.then_some(origin));
         assert!(response.headers().get_all("vary").iter().any(|v| v == "origin"));
     }
-    // Errors are readable, too, and what comes from no page is not marked.
+    // Errors are readable, too, with the headers that clients wait by; what comes from no page is not marked.
     let response = server.client.get(server.url("/x")).header("Origin", "http://good.example").send().await;
-    assert!(response.unwrap().headers().contains_key("access-control-allow-origin"));
+    let headers = response.unwrap().headers().clone();
+    assert!(headers.contains_key("access-control-allow-origin"));
+    let told = headers["access-control-expose-headers"].to_str().unwrap();
+    for name in ["x-request-id", "retry-after", "x-ratelimit-remaining-requests", "x-ratelimit-reset-tokens"]
+    {
+        assert!(told.split(", ").any(|each| each == name), "{told}");
+    }
     assert!(!server.get("/v1/models").await.headers().contains_key("access-control-allow-origin"));
 }
 

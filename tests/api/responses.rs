@@ -257,6 +257,8 @@ async fn what_is_not_supported_or_wrong_is_named() {
         (item(json!({"role": "robot", "content": "x"})), "input[0].role"),
         (item(json!({"type": "function_call", "name": "f", "arguments": "{}"})), "input[0].call_id"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"tools": [1]}), "tools[0]"),
+        (json!({"tools": [null]}), "tools[0]"),
         (json!({"tools": [{"type": "function", "name": "a b"}]}), "tools[0].name"),
         (json!({"tools": [{"type": "function", "name": "a", "parameters": 1}]}), "tools[0].parameters"),
         (json!({"tools": tools(), "tool_choice": {"type": "function", "name": "x"}}), "tool_choice"),

@@ -227,30 +227,48 @@ async fn stop_strings_do_not_end_calls() {
 }
 
 #[tokio::test]
+async fn stop_strings_are_not_looked_for_in_calls_that_are_cut() {
+    // Wherever the limit cuts the second call, and where the model itself ends in it.
+    for from in ["{\"name\": \"clock", "ock\", \"arg"] {
+        let cut = TWO.find(from).unwrap();
+        for (server, more) in [
+            (qwen(TWO).await, json!({"max_tokens": cut})),
+            (qwen(Box::leak(TWO[..cut].to_owned().into_boxed_str())).await, json!({})),
+        ] {
+            let plain = answer(&server, more.clone()).await;
+            assert_eq!((calls(&plain["message"]).len(), &plain["finish_reason"]), (1, &json!("length")));
+            for stop in [json!(["{"]), json!("tool_call"), json!(["<", ">", "\"name"])] {
+                let mut stopped = more.clone();
+                stopped["stop"] = stop;
+                let choice = answer(&server, stopped.clone()).await;
+                assert_eq!(
+                    (&choice["message"]["content"], &choice["finish_reason"]),
+                    (&plain["message"]["content"], &json!("length")),
+                    "{stopped}"
+                );
+                assert_eq!(calls(&choice["message"]).len(), 1, "{stopped}");
+                let (text, _, reason) = streamed(&server, stopped).await;
+                assert_eq!((json!(text), reason.as_str()), (plain["message"]["content"].clone(), "length"));
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_stop_string_in_what_only_began_like_a_call_ends_the_reply() {
-    let (before, rest) = TWO.split_at(TWO.find(", \"arg").unwrap());
-    let begun: &'static str = &TWO[..before.len() + rest.find("Zür").unwrap()];
-    let server = qwen(begun).await;
-    // Ended by its limit, and by the model itself; without a stop string both are cut calls.
-    for more in [json!({"max_tokens": begun.len()}), json!({})] {
-        let choice = answer(&server, more.clone()).await;
-        assert_eq!(
-            (&choice["message"]["content"], &choice["finish_reason"]),
-            (&json!(begun), &json!("length"))
-        );
-        let mut stopped = more;
-        stopped["stop"] = json!(["Zug", ", \"arg"]);
-        let choice = answer(&server, stopped).await;
+    // No call could go on like this.
+    const NONE: &str = "Let me see. <tool_call>{\"name\": weather, \"arg";
+    let before = &NONE[..NONE.find(", \"arg").unwrap()];
+    let server = qwen(NONE).await;
+    // Ended by its limit, and by the model itself.
+    for mut more in [json!({"max_tokens": NONE.len()}), json!({})] {
+        more["stop"] = json!(["Zug", ", \"arg"]);
+        let choice = answer(&server, more).await;
         assert_eq!(
             (&choice["message"]["content"], &choice["finish_reason"]),
             (&json!(before), &json!("stop"))
         );
     }
-    // A call before it is a call.
-    let two = TWO.rfind("{").unwrap();
-    let server = qwen(&TWO[..two]).await;
-    let choice = answer(&server, json!({"stop": "\"clock"})).await;
-    assert_eq!((calls(&choice["message"]).len(), &choice["finish_reason"]), (1, &json!("tool_calls")));
 }
 
 #[tokio::test]
@@ -486,6 +504,9 @@ async fn what_is_wrong_with_tools_is_refused_by_name() {
     for (more, param) in [
         (json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}), "tools[0].function.name"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"tools": [1]}), "tools[0]"),
+        (json!({"tools": [null]}), "tools[0]"),
+        (json!({"tools": [[]]}), "tools[0]"),
         (json!({"tools": "x"}), "tools"),
         (json!({"tools": [], "tool_choice": "required"}), "tool_choice"),
         (json!({"tool_choice": named("nobody")}), "tool_choice"),

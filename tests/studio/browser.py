@@ -6,6 +6,7 @@ environment:
 """
 
 import importlib.util
+import json
 import os
 import pathlib
 import shutil
@@ -97,6 +98,39 @@ class Page(unittest.TestCase):
             for fault in found if fault["impact"] in ("serious", "critical")
         ]
         self.assertEqual(grave, [], when)
+
+
+class Chat(Page):
+    """The chat page."""
+
+    def answers(self):
+        return self.page.locator(".message.answer")
+
+    def ask(self, text):
+        """Types and clicks, and waits for the end of the answer."""
+        before = self.answers().count()
+        self.page.locator("#prompt").fill(text)
+        self.page.get_by_role("button", name="Send").click()
+        return self.finished(before)
+
+    def finished(self, before):
+        answer = self.answers().nth(before)
+        expect(answer.locator(".facts")).to_be_visible()
+        expect(self.page.get_by_role("button", name="Send")).to_be_visible()
+        return answer
+
+    def told(self, answer):
+        return answer.locator(".settled").inner_text()
+
+    def long_answer(self):
+        """Makes the next answers go on for seconds: they do not end by themselves, and are as hot as can be."""
+
+        def ignore_eos(route):
+            body = json.loads(route.request.post_data) | {"ignore_eos": True, "max_tokens": 1900}
+            route.continue_(post_data=json.dumps(body))
+
+        self.page.route("**/chat", ignore_eos)
+        self.page.get_by_label("Temperature").press("End")
 
 
 def axe_core():

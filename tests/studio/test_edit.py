@@ -271,6 +271,85 @@ class Keyboard(Editor):
         expect(self.button("Redo")).to_be_disabled()
 
 
+class Long:
+    """A text that is longer than its window: text, numbers and marks scroll together, and all of it can be reached."""
+
+    LINES = [f"line {number} of a long text" for number in range(1, 301)]
+
+    def where(self, line):
+        """A line's middle, the paper's edges, and how far the field is scrolled and could be by itself."""
+        return self.page.evaluate("""(line) => {
+            const paper = document.getElementById("paper").getBoundingClientRect();
+            const { top, height } = document.getElementById("backdrop").children[line - 1].getBoundingClientRect();
+            const field = document.getElementById("code");
+            return { middle: top + height / 2, from: paper.top, to: paper.bottom, own: field.scrollTop, hidden: field.scrollHeight - field.clientHeight };
+        }""", line)
+
+    def seen(self, line):
+        place = self.where(line)
+        self.assertEqual((place["own"], place["hidden"]), (0, 0), "the field shows all of its text")
+        return place["from"] <= place["middle"] < place["to"]
+
+    def until(self, seen):
+        end = time.monotonic() + PATIENCE / 1000
+        while not seen():
+            self.assertLess(time.monotonic(), end, "it never was in sight")
+            time.sleep(0.02)
+
+    def paste(self):
+        """Puts the text there as people do, by keys."""
+        self.page.locator("#code").focus()
+        self.page.keyboard.insert_text("\n".join(self.LINES))
+        expect(self.page.locator("#backdrop > div")).to_have_count(len(self.LINES))
+
+    def test_what_is_pasted_and_typed_stays_in_sight(self):
+        self.paste()
+        self.assertTrue(self.seen(300), "the cursor is behind what was pasted")
+        self.page.keyboard.press("Control+Home")
+        self.until(lambda: self.seen(1))
+        self.page.keyboard.press("Control+End")
+        for _ in range(40):
+            self.page.keyboard.press("Enter")
+        self.assertTrue(self.seen(340))
+
+    def test_the_wheel_moves_all_of_it(self):
+        self.paste()
+        self.page.locator("#paper").hover()
+        self.page.mouse.wheel(0, -20000)
+        self.until(lambda: self.seen(1))
+        self.page.mouse.wheel(0, 1000)
+        self.until(lambda: not self.seen(1) and self.seen(50))
+        self.page.mouse.wheel(0, 20000)
+        self.until(lambda: self.seen(300))
+
+    def test_a_selection_is_marked_where_it_is_and_an_accepted_edit_is_in_sight(self):
+        self.paste()
+        start = sum(len(line) + 1 for line in self.LINES[:250])
+        self.page.locator("#code").evaluate("(field, at) => field.setSelectionRange(at, at + 4)", start)
+        self.page.locator("#instruction").focus()
+        mark = self.page.locator("#backdrop mark")
+        expect(mark).to_have_text("line")
+        self.assertEqual(mark.evaluate("(mark) => [...mark.parentNode.parentNode.children].indexOf(mark.parentNode)"), 250)
+        done = {"document": "\n".join(self.LINES).replace("line 251 of", "row 251 of"), "start": start, "end": start + 3, "text": "row",
+                "seed": 1, "finish_reason": "stop", "usage": {"completion_tokens": 1}, "stats": {}}
+        self.page.route("**/edit", lambda route: route.fulfill(
+            content_type="text/event-stream", body=f"event: done\ndata: {json.dumps(done)}\n\n",
+        ))
+        self.edit("Call it a row.")
+        self.button("Accept").click()
+        expect(self.page.locator("#code")).to_be_visible()
+        self.assertTrue(self.seen(251))
+        expect(mark).to_have_text("row")
+
+
+class LongOnADesk(Long, Editor):
+    pass
+
+
+class LongOnAPhone(Long, Editor):
+    VIEW = {"viewport": {"width": 390, "height": 750}}
+
+
 class Phone(Editor):
     VIEW = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
 

@@ -20,6 +20,7 @@ from playwright.sync_api import expect
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import browser  # noqa: E402 (the path comes first)
 from browser import PATIENCE  # noqa: E402
+from browser import Chat as Page  # noqa: E402
 
 MONTHS = "January, February, March, April, May, June, July, August, September, October, November, December."
 #: Counts the tokens of drafts that were on the page, however short.
@@ -40,39 +41,6 @@ MARKUP = '<script>window.owned = 1</script><img src="x" onerror="window.owned = 
 def setUpModule():
     global daemon, other
     daemon, other = browser.begin()
-
-
-class Page(browser.Page):
-    """The chat page."""
-
-    def answers(self):
-        return self.page.locator(".message.answer")
-
-    def ask(self, text):
-        """Types and clicks, and waits for the end of the answer."""
-        before = self.answers().count()
-        self.page.locator("#prompt").fill(text)
-        self.page.get_by_role("button", name="Send").click()
-        return self.finished(before)
-
-    def finished(self, before):
-        answer = self.answers().nth(before)
-        expect(answer.locator(".facts")).to_be_visible()
-        expect(self.page.get_by_role("button", name="Send")).to_be_visible()
-        return answer
-
-    def told(self, answer):
-        return answer.locator(".settled").inner_text()
-
-    def long_answer(self):
-        """Makes the next answers go on for seconds: they do not end by themselves, and are as hot as can be."""
-
-        def ignore_eos(route):
-            body = json.loads(route.request.post_data) | {"ignore_eos": True, "max_tokens": 1900}
-            route.continue_(post_data=json.dumps(body))
-
-        self.page.route("**/chat", ignore_eos)
-        self.page.get_by_label("Temperature").press("End")
 
 
 class Answers(Page):

@@ -58,18 +58,31 @@ impl Asked {
 /// Looks at a daemon that runs, or at what one that is started would find.
 pub(super) async fn look(doctor: &Doctor, findings: &mut Vec<Finding>) -> Asked {
     let mut asked = Asked::default();
-    match doctor.client.get::<Status>("/status").await {
+    let program = program();
+    let (mut read, mut told) = (None, Vec::new());
+    let mut client = doctor.client.clone();
+    // A file that was named says of which daemon it is; the service's file counts where no daemon is at its usual place.
+    if !doctor.named && (doctor.config.is_some() || !client.socket().exists()) {
+        read = read_config(program.as_deref(), doctor.config.as_deref(), &mut told);
+        if let Some(socket) = read.as_ref().and_then(socket) {
+            client = client.at(socket);
+        }
+    }
+    match client.get::<Status>("/status").await {
         Ok(status) => {
-            findings.extend(running(doctor.client.socket(), &status));
-            asked.config = doctor.client.get::<Config>("/config").await.ok();
+            findings.extend(running(client.socket(), &status));
+            asked.config = client.get::<Config>("/config").await.ok();
             asked.folder = std::fs::read_link(format!("/proc/{}/cwd", status.pid)).ok();
             asked.status = Some(status);
         }
-        Err(error) => findings.push(unreachable(doctor.client.socket(), error)),
+        Err(error) => findings.push(unreachable(client.socket(), error)),
     }
-    let program = program();
     if asked.config.is_none() {
-        asked.config = read_config(program.as_deref(), doctor.config.as_deref(), findings);
+        if told.is_empty() {
+            read = read_config(program.as_deref(), doctor.config.as_deref(), &mut told);
+        }
+        findings.extend(told);
+        asked.config = read;
     }
     if let Some(config) = asked.config.take() {
         let path = |key| path(&config, key, asked.folder.as_deref());
@@ -213,6 +226,12 @@ fn read_config(program: Option<&Path>, named: Option<&Path>, findings: &mut Vec<
         format!("{file}; {set} of {} keys are set", config.settings.len()),
     ));
     Some(config)
+}
+
+/// The admin socket, if the configuration names one.
+fn socket(config: &Config) -> Option<PathBuf> {
+    let set = config.settings.iter().any(|one| one.key == "admin.socket" && one.source != Source::Default);
+    path(config, "admin.socket", None).filter(|_| set)
 }
 
 /// The path that a setting names: a relative one in the file counts from the file's folder, all others from where the daemon

@@ -20,6 +20,8 @@ pub struct Doctor {
     pub root: PathBuf,
     /// The admin socket.
     pub client: Client,
+    /// Whether somebody has named it; if not, it is where the configuration says.
+    pub named: bool,
     /// The configuration file to take where no daemon tells its own.
     pub config: Option<PathBuf>,
 }

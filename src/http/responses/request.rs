@@ -155,6 +155,9 @@ fn declarations(tools: Value) -> Result<Value, ApiError> {
     let Value::Array(list) = tools else { return Err(wrong("tools", &tools, "a list of tools")) };
     let one = |(place, tool): (usize, Value)| {
         let param = format!("tools[{place}]");
+        if !tool.is_object() {
+            return Err(wrong(&param, &tool, "an object with `type` and `name`"));
+        }
         match tool.get("type").and_then(Value::as_str) {
             Some("function") => Ok(nested(tool)),
             Some(other) => {

@@ -314,7 +314,7 @@ impl Relay {
         let done = json!({
             "finish_reason": self.finish.take().unwrap_or_else(|| "stop".to_owned()),
             "usage": if self.usage.is_null() { json!({ "completion_tokens": tokens }) } else { self.usage.take() },
-            "stats": { "elapsed_s": elapsed, "first_token_s": first, "first_draft_s": first, "tokens_per_s": rate },
+            "stats": { "elapsed_s": elapsed, "first_token_s": first, "tokens_per_s": rate },
             "seed": self.seed,
         });
         self.end(frame("done", &done));

@@ -5,6 +5,7 @@ import { button, facts, make, seconds } from "./page.js";
 import { bars } from "./plots.js";
 import { Recording } from "./recording.js";
 import { replay } from "./replay.js";
+import { isOver } from "./store.js";
 
 /** The view of one answer, live or remembered. */
 export class AnswerView {
@@ -24,7 +25,12 @@ export class AnswerView {
     this.below = make("div", "below");
     this.node.append(this.thought, this.text, this.below);
     this.paint(answer.text, answer.reasoning);
-    if (answer.stats || answer.error) this.finish();
+  }
+
+  /** The answer is remembered: what it took, or that it is not whole. */
+  rest() {
+    this.finish();
+    if (!isOver(this.answer)) this.below.prepend(make("p", "hint", "Not whole: its page was left, or is still writing it."));
   }
 
   paint(text, reasoning) {
@@ -103,7 +109,9 @@ export class AnswerView {
       ["passes", !denoised && stats.passes],
       ["canvases", stats.canvases],
       ["tokens a pass", measured("tokens_per_pass", (rate) => rate.toFixed(2)), trend("tokens_per_pass", "Tokens a pass of the last answers")],
-      ["first draft", measured("first_draft_s", seconds), trend("first_draft_s", "Seconds to the first draft of the last answers")],
+      denoised
+        ? ["first draft", measured("first_draft_s", seconds), trend("first_draft_s", "Seconds to the first draft of the last answers")]
+        : ["first text", measured("first_token_s", seconds), trend("first_token_s", "Seconds to the first text of the last answers")],
       ["answer", measured("elapsed_s", seconds), trend("elapsed_s", "Seconds of the last answers")],
       ["tok/s", measured("tokens_per_s", (rate) => rate.toFixed(1)), trend("tokens_per_s", "Tokens a second of the last answers")],
       ["tokens", usage.completion_tokens],

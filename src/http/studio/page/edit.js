@@ -1,8 +1,8 @@
 // The editor: a sheet of paper, an instruction below it, and in between what the model has written, to be taken or not.
 
-import { headers, post } from "./events.js";
+import { headers, postToModel } from "./events.js";
 import { History } from "./history.js";
-import { announcer, backends, element, facts, make, openPanel, seconds, state, toast, watch } from "./page.js";
+import { announcer, backends, element, exchanged, facts, make, openPanel, seconds, state, toast, watch } from "./page.js";
 import { Paper } from "./paper.js";
 import { Recording } from "./recording.js";
 import { replay } from "./replay.js";
@@ -70,6 +70,7 @@ function told() {
 
 function put(state) {
   paper.put(state);
+  paper.reveal(state.start);
   keep("edit.text", state.text);
   told();
 }
@@ -112,22 +113,25 @@ function problem(text) {
 }
 
 async function edit(seed) {
-  if (running || !backend) return;
+  if (running) return;
+  if (!backend) return problem(`Not yet: ${element("state").textContent.trim()}.`);
+  if (settings.refused()) return;
   reviewed?.row?.halt();
   reviewed = null;
   problem();
-  const body = request(seed);
   const before = paper.text;
-  const { start, end } = body.mode === "whole" ? { start: 0, end: before.length } : paper.selection;
+  const { start, end } = mode() === "whole" ? { start: 0, end: before.length } : paper.selection;
   const recording = new Recording([]);
   const view = paper.drafted(before.slice(0, start), before.slice(start, end), before.slice(end));
   running = new AbortController();
+  const body = () => request(seed);
+  const options = { key: settings.key, signal: running.signal, exchanged: takeUp };
   state("busy", "writing");
   announce("Writing.");
   told();
   let done = null, written = "";
   try {
-    for await (const { name, data } of post("/edit", body, { key: settings.key, signal: running.signal })) {
+    for await (const { name, data } of postToModel("/edit", body, options)) {
       if (name === "draft") view.draft(recording.draft(data));
       else if (name === "commit") {
         recording.commit({ text: data.text });
@@ -147,7 +151,7 @@ async function edit(seed) {
     }
   }
   running = null;
-  watch(ready);
+  look();
   if (done) review({ before, done, recording, view });
   else back();
 }
@@ -212,6 +216,7 @@ const ready = () => backend?.device || "ready";
 paper.field.addEventListener("input", () => {
   remember(true);
   paper.paint();
+  paper.reveal(paper.selection.end);
 });
 // Where browsers would undo by themselves, they would undo half of it.
 paper.field.addEventListener("beforeinput", (event) => {
@@ -274,6 +279,15 @@ async function ask() {
   if (running) return false;
   backend = known.find((each) => each.id === "local") ?? known[0];
   settings.use(backend);
+  return true;
+}
+
+/** Takes up what the server has in place of the model that was asked, if it is another one; whether it is. */
+async function takeUp() {
+  const now = await exchanged(backend, () => headers(settings.key));
+  if (!now) return false;
+  backend = now;
+  settings.use(now);
   return true;
 }
 

@@ -1,10 +1,10 @@
 // The chat page: chats on the left, the conversation in the middle, settings on the right.
 
 import { AnswerView } from "./answer.js";
-import { headers, post } from "./events.js";
-import { announcer, backends as offered, element, openPanel, state, toast, watch as look } from "./page.js";
+import { headers, postToModel } from "./events.js";
+import { announcer, backends as offered, element, exchanged, openPanel, state, toast, watch as look } from "./page.js";
 import { Settings } from "./settings.js";
-import { keep, open, recall } from "./store.js";
+import { isOver, keep, leave, open, recall, takeLeft } from "./store.js";
 
 /** Questions to begin with, for models that chat. */
 const STARTERS = ["What is the capital of France?", "List the months of the year.", "Write three lines about rain."];
@@ -12,17 +12,21 @@ const STARTERS = ["What is the capital of France?", "List the months of the year
 const settings = new Settings("answer");
 const announce = announcer();
 let store, backends = [], backend = null, chats = [], chat = null, running = null, served = null;
+/** The turn that is being written, with its chat. */
+let writing = null;
 
 // Chats
 
+const newId = () => crypto.randomUUID?.() ?? String(Math.random()).slice(2);
+
 function blank() {
-  return { id: crypto.randomUUID?.() ?? String(Math.random()).slice(2), backend: backend.id, title: "", at: Date.now(), turns: [] };
+  return { id: newId(), backend: backend.id, title: "", at: Date.now(), turns: [] };
 }
 
-/** The messages of a chat as the API takes them; answers that failed are left out with their question. */
+/** The messages of a chat as the API takes them; answers that failed or never began are left out with their question. */
 function messages(turns) {
   return turns
-    .filter((turn) => turn.answer && !turn.answer.error)
+    .filter(({ answer }) => answer && !answer.error && (answer.text || isOver(answer)))
     .flatMap((turn) => [
       { role: "user", content: turn.question },
       { role: "assistant", content: turn.answer.text },
@@ -50,13 +54,17 @@ function show(which) {
   if (running) return toast("An answer is being written; stop it first.");
   chat = which;
   keep(`chat.${backend.id}`, chat.id);
-  element("messages").replaceChildren();
-  chat.turns.forEach((turn, at) => paintTurn(turn, chat.turns.slice(0, at)));
+  paintTurns(chat.turns);
   element("welcome").hidden = chat.turns.length > 0;
   paintList();
   element("chats").classList.remove("open");
   element("open-chats").setAttribute("aria-expanded", "false");
   bottom(true);
+}
+
+function paintTurns(turns) {
+  element("messages").replaceChildren();
+  turns.forEach((turn, at) => paintTurn(turn, turns.slice(0, at)).rest());
 }
 
 function paintTurn(turn, before) {
@@ -91,7 +99,7 @@ async function useBackend(id) {
       const ask = document.createElement("button");
       ask.type = "button";
       ask.textContent = text;
-      ask.addEventListener("click", () => send(text));
+      ask.addEventListener("click", () => settings.refused() || send(text));
       item.append(ask);
       return item;
     }),
@@ -114,26 +122,32 @@ function newChat() {
 async function send(text) {
   const question = text.trim();
   if (!question || running || !backend) return;
-  const answer = { text: "", reasoning: "", frames: [] };
-  const turn = { question, answer };
-  const body = settings.request([...messages(chat.turns), { role: "user", content: question }]);
-  element("welcome").hidden = true;
-  const view = paintTurn(turn, chat.turns);
-  view.begin();
-  chat.turns.push(turn);
-  chat.title ||= question.slice(0, 60);
-  chat.at = Date.now();
-  paintList();
-  bottom(true);
   running = new AbortController();
-  const mine = { chat, backend };
+  const answer = { text: "", reasoning: "", frames: [] };
+  const turn = { id: newId(), question, answer };
+  writing = { chat, turn };
+  element("welcome").hidden = true;
   element("send").hidden = true;
   element("stop").hidden = false;
   state("busy", "writing");
   announce("Writing.");
+  const known = chat.turns.length;
+  chat.turns.push(turn);
+  chat.title ||= question.slice(0, 60);
+  chat.at = Date.now();
+  await keepTurn(writing);
+  const before = chat.turns.slice(0, chat.turns.indexOf(turn));
+  // What another tab has added to this chat belongs to what is asked about.
+  if (before.length !== known) paintTurns(before);
+  const body = () => settings.request([...messages(before), { role: "user", content: question }]);
+  const options = { key: settings.key, signal: running.signal, exchanged: takeUp };
+  const view = paintTurn(turn, before);
+  view.begin();
+  paintList();
+  bottom(true);
   try {
     let over = false;
-    for await (const { name, data } of post("/chat", body, { key: settings.key, signal: running.signal })) {
+    for await (const { name, data } of postToModel("/chat", body, options)) {
       if (name === "prefill") view.prefill(data);
       else if (name === "draft") view.drafted(data);
       else if (name === "commit") view.committed(data);
@@ -156,18 +170,32 @@ async function send(text) {
       if (error.status === 401) openPanel("settings", true);
     }
   }
-  running = null;
   view.finish();
+  await keepTurn(writing);
+  running = writing = null;
   element("send").hidden = false;
   element("stop").hidden = true;
   bottom(false);
+  paintList();
+  watch();
+}
+
+/** Takes up what the server has in place of the model that was asked, if it is another one; whether it is. */
+async function takeUp() {
+  const now = await exchanged(backend, () => headers(settings.key));
+  if (!now) return false;
+  backend = now;
+  settings.use(now);
+  return true;
+}
+
+/** Keeps a turn as it is now, and takes over those that other tabs have added to its chat. */
+async function keepTurn({ chat, turn }) {
   try {
-    await store.put(mine.chat);
+    chat.turns = (await store.put(chat, turn)).map((each) => (each.id === turn.id ? turn : each));
   } catch (error) {
     toast(`This chat could not be kept: ${error.message}`);
   }
-  paintList();
-  watch();
 }
 
 // The server's state
@@ -242,9 +270,10 @@ element("composer").addEventListener("submit", (event) => {
   if (running) return;
   const text = field.value;
   if (!backend) {
-    toast("The server has not told yet what models there are; what you wrote stays here.");
+    toast(`Not yet: ${element("state").textContent.trim()}. What you wrote stays here.`);
     return;
   }
+  if (settings.refused()) return;
   field.value = "";
   grow();
   send(text);
@@ -256,9 +285,17 @@ document.addEventListener("keydown", (event) => {
     else ["chats", "settings"].forEach((id) => openPanel(id, false));
   }
 });
-document.addEventListener("visibilitychange", watch);
+document.addEventListener("visibilitychange", () => {
+  // Phones end pages that are out of sight without a word.
+  if (writing && document.hidden) keepTurn(writing);
+  watch();
+});
+addEventListener("pagehide", () => {
+  if (writing) leave(writing.chat, writing.turn);
+});
 setInterval(watch, 5000);
 
 store = await open();
+await takeLeft(store);
 await connect();
 field.focus({ preventScroll: true });

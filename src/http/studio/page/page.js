@@ -75,7 +75,7 @@ export async function backends(headers) {
       const answer = await fetch("/studio/backends", { headers: headers() });
       if (answer.ok) return (await answer.json()).backends;
       const told = await answer.json().catch(() => ({}));
-      state("starting", told.error?.message ?? "starting");
+      state("starting", answer.status === 401 ? "an API key is needed" : (told.error?.message ?? "starting"));
       // The place for the key, once: whoever closes it has seen it.
       if (answer.status === 401 && !asked) {
         asked = true;
@@ -86,6 +86,12 @@ export async function backends(headers) {
     }
     await new Promise((resolve) => setTimeout(resolve, 1000));
   }
+}
+
+/** What `backend` is now, if a reload has made it another one; `headers` as above. */
+export async function exchanged(backend, headers) {
+  const now = (await backends(headers)).find(({ id }) => id === backend.id);
+  return now && JSON.stringify(now) !== JSON.stringify(backend) ? now : null;
 }
 
 /** Opens or closes a panel, or does the other of the two. */

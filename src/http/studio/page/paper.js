@@ -4,6 +4,9 @@ import { diffRows } from "./diff.js";
 import { DraftView } from "./draft.js";
 import { element, make } from "./page.js";
 
+/** Pixels that stay between a place that is brought into sight and the edge. */
+const MARGIN = 48;
+
 /** The paper with all that may lie on it. */
 export class Paper {
   constructor() {
@@ -53,6 +56,26 @@ export class Paper {
     });
   }
 
+  /** Brings a place of the text into sight: the field shows all of its text, so it has nothing to scroll, and the paper has. */
+  reveal(place) {
+    let left = place;
+    const line = this.lines.find(({ line }) => left <= line.length || ((left -= line.length + 1), false));
+    if (!line) return;
+    const range = document.createRange();
+    range.selectNodeContents(line.node);
+    const texts = document.createTreeWalker(line.node, NodeFilter.SHOW_TEXT);
+    for (let text; (text = texts.nextNode()); left -= text.length) {
+      if (left > text.length) continue;
+      range.setStart(text, left);
+      range.collapse(true);
+      break;
+    }
+    const { top, bottom } = range.getClientRects()[0] ?? line.node.getBoundingClientRect();
+    const paper = this.root.getBoundingClientRect();
+    if (top < paper.top) this.root.scrollTop -= paper.top - top + MARGIN;
+    else if (bottom > paper.bottom) this.root.scrollTop += bottom - paper.bottom + MARGIN;
+  }
+
   show(what) {
     for (const id of ["code", "backdrop", "draft", "diff"]) element(id).hidden = !what.includes(id);
   }
@@ -61,6 +84,7 @@ export class Paper {
   typed() {
     this.show(["code", "backdrop"]);
     this.paint();
+    this.reveal(this.selection.start);
   }
 
   /** A part of the text as it is being written. Returns the view that its drafts go to, and moments of its recording. */

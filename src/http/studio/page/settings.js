@@ -1,6 +1,6 @@
 // What the reader may set, kept in the browser; the key only as long as the tab is open.
 
-import { button, element as field, make } from "./page.js";
+import { button, element as field, make, openPanel, toast } from "./page.js";
 import { keep, recall } from "./store.js";
 
 /** An input with an identifier. */
@@ -27,13 +27,28 @@ function slider(id, text, range) {
   return label;
 }
 
+/** Fields for whole numbers: what each takes, and how that is said. Nothing in one means what its placeholder says. */
+const WHOLE = {
+  "max-tokens": { takes: (text) => /^\d+$/.test(text) && Number(text) > 0, told: "Most tokens: a whole number, 1 or more" },
+  seed: { takes: (text) => /^-?\d{1,15}$/.test(text), told: "Seed: a whole number of at most 15 digits" },
+};
+
+/** Whether a field for a whole number holds something else, which is marked. */
+function isWrong(id) {
+  const box = field(id), text = box.value.trim();
+  const wrong = box.validity.badInput || (text !== "" && !WHOLE[id].takes(text));
+  box.setAttribute("aria-invalid", String(wrong));
+  box.title = wrong ? WHOLE[id].told : "";
+  return wrong;
+}
+
 /** What both pages let the reader set. `written` is what they write. */
 function panel(written) {
   const steps = slider("steps", "Most steps a canvas", { min: 1, max: 48, step: 1 });
   steps.id = "steps-row";
   const name = labelled("Seed");
   name.htmlFor = "seed";
-  const digits = { type: "text", inputmode: "numeric", pattern: "[0-9]*", maxlength: 15, placeholder: "a new one each time" };
+  const digits = { type: "text", inputmode: "numeric", maxlength: 16, placeholder: "a new one each time" };
   const last = button("last", "plain", () => {});
   last.id = "seed-again";
   last.title = `Use the seed of the last ${written}`;
@@ -47,7 +62,7 @@ function panel(written) {
     make("h2", "", "How it writes"),
     slider("temperature", "Temperature", { min: 0, max: 2, step: 0.05 }),
     steps,
-    labelled("Most tokens", input("max-tokens", { type: "number", min: 1, max: 100000, inputmode: "numeric" })),
+    labelled("Most tokens", input("max-tokens", { type: "number", min: 1, inputmode: "numeric" })),
     seed,
     make("h2", "", "Access"),
     labelled("API key", input("key", { type: "password", autocomplete: "off", placeholder: "only if the server asks for one" })),
@@ -68,6 +83,7 @@ export class Settings {
     for (const id of ["system", "thinking", "temperature", "steps", "max-tokens", "seed"]) {
       field(id)?.addEventListener("change", () => this.save());
     }
+    for (const id of Object.keys(WHOLE)) field(id).addEventListener("input", () => isWrong(id));
     field("key").value = sessionStorage.getItem("axe.key") ?? "";
     field("key").addEventListener("change", () => sessionStorage.setItem("axe.key", field("key").value));
     field("seed-again").addEventListener("click", () => {
@@ -90,7 +106,8 @@ export class Settings {
     field("temperature").value = kept.temperature ?? defaults.temperature ?? 1;
     field("steps").max = defaults.steps ?? 48;
     field("steps").value = kept.steps ?? defaults.steps ?? 48;
-    field("max-tokens").value = kept.maxTokens ?? defaults.max_tokens ?? 512;
+    field("max-tokens").placeholder = this.usual;
+    field("max-tokens").value = kept.maxTokens ?? this.usual;
     if (field("system")) field("system").value = kept.system ?? "";
     field("seed").value = kept.seed ?? "";
     if (field("thinking")) {
@@ -99,6 +116,7 @@ export class Settings {
     }
     field("steps-row").hidden = backend.kind !== "diffusion";
     field("about").textContent = backend.about ?? "";
+    Object.keys(WHOLE).forEach(isWrong);
     this.told();
   }
 
@@ -107,8 +125,23 @@ export class Settings {
     field("steps-value").textContent = field("steps").value;
   }
 
+  /** Tokens of an answer where the reader says nothing. */
+  get usual() {
+    return this.backend.defaults?.max_tokens ?? 512;
+  }
+
+  /** Whether a field holds what cannot be sent; the reader is shown which. */
+  refused() {
+    const wrong = Object.keys(WHOLE).filter(isWrong)[0];
+    if (!wrong) return false;
+    openPanel("settings", true);
+    field(wrong).focus();
+    toast(WHOLE[wrong].told);
+    return true;
+  }
+
   save() {
-    if (!this.backend) return;
+    if (!this.backend || Object.keys(WHOLE).some(isWrong)) return;
     const { temperature, steps, maxTokens, system, seed, thinking } = this.values();
     keep(this.place, { temperature, steps, maxTokens, system, seed: seed ?? "", thinking });
   }
@@ -122,10 +155,10 @@ export class Settings {
     return {
       temperature: Number(field("temperature").value),
       steps: Number(field("steps").value),
-      maxTokens: Math.max(1, Number(field("max-tokens").value) || 512),
+      maxTokens: Number(field("max-tokens").value) || this.usual,
       system: field("system")?.value.trim() ?? "",
       thinking: field("thinking")?.checked ?? false,
-      seed: /^\d+$/.test(seed) ? Number(seed) : undefined,
+      seed: seed === "" ? undefined : Number(seed),
     };
   }
 
