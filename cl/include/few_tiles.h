@@ -6,9 +6,6 @@
 
 #define ONE_IN_PLACE 0
 
-// One memory for all is what a processor with such a unit has: local memory is like any other.
-#define AS_GLOBAL(p) ((global float*)(size_t)(p))
-
 #define FEW_ROWS_ON(rows) few_rows_on(rows)
 #define FEW_ROWS_OFF(rows) TILES_OFF
 

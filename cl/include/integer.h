@@ -10,17 +10,14 @@
 // Formats whose codes are numbers of their own (F32, F16, BF16), and Q3_K, are multiplied in f32 by the other kernels' lines:
 // rows are packed in both forms.
 //
-// OpenCL C has no words for such instructions; tiles.h says what assembly compilers take, and what tiles are.
+// amx.h says what assembly compilers take.
 
 #define DIGITS 3
 // Of packed, that a row takes in each group: a block of rows is f32 [groups][rows][32], as in pack.h; digits [groups][DIGITS]
 // [rows][32 bytes], the small ones first; f32 [groups][rows], what a digit's unit is worth.
 #define GROUP_FLOATS (GROUP + DIGITS * 8 + 1)
 
-// A processor's local memory is like any other.
-#define AS_GLOBAL(p) ((global float*)(size_t)(p))
-
-// Bytes of two vectors by an index of 7 bits. X: see look_up.
+// Bytes of two vectors by an index of 7 bits (VBMI).
 inline float16 bytes_of_two(uint16 a, constant const uchar* index, uint16 b) {
     float16 bytes = as_float16(a);
     __asm__("vpermt2b %2, %1, %0" : "+X"(bytes) : "X"(vload16(0, (constant const float*)index)), "X"(as_float16(b)));
@@ -148,12 +145,6 @@ inline float16 join_digits(float16 low, float16 middle, float16 high, float unit
     return fma(convert_float16(as_int16(high)), (float16)65536.0f, lower) * unit;
 }
 
-#define TILES_OFF __asm__ volatile("tilerelease" ::: "memory")
-#define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
-#define TILE_LOAD(t, p, step) \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"((ulong)(p)), "r"((long)(step)) : "memory")
-#define TILE_STORE(t, p, step) \
-    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"((ulong)(p)), "r"((long)(step)) : "memory")
 // c += a * b, of digits and codes: what codes of a codebook stand for has a sign, others have none.
 #ifdef CODEBOOK
 #define TILE_DOT(c, a, b) __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")

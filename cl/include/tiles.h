@@ -11,11 +11,7 @@
 // 2^-113, normal. A row's result depends on that row and the weights alone: products do not mix rows, and the order of their
 // sums is fixed.
 //
-// OpenCL C has no words for tiles, but the CPU compilers of Intel and PoCL take inline assembly: operands "r" for addresses,
-// and "X" of type float16 for vector registers; other constraints, other vector types and clobbers of registers are refused
-// or miscompiled. No code of compiler or runtime touches tile registers, so nothing needs to be told of them, and volatile
-// statements with "memory" stay in order. A work-item configures and releases them itself (some 55 ns). The process must
-// have asked the kernel for them before any work-item runs (src/device/matrix_unit.rs).
+// amx.h says what assembly compilers take.
 
 #define GROUP_FLOATS 48 // of packed, that a row takes in each group
 
@@ -25,12 +21,6 @@ constant uchar TILE_CONFIG[64] __attribute__((aligned(64))) = {
     0, 0, 0,  0, 0,  0, 0,  0, 0,  0, 0,  0, 0,  0, 0,  0, 16, 16, 16, 16, 16, 16, 16, 16, 0,  0, 0,  0, 0,  0, 0,  0};
 
 #define TILES_ON __asm__ volatile("ldtilecfg (%0)" ::"r"((ulong)TILE_CONFIG) : "memory")
-#define TILES_OFF __asm__ volatile("tilerelease" ::: "memory")
-#define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
-#define TILE_LOAD(t, p, step) \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"((ulong)(p)), "r"((long)(step)) : "memory")
-#define TILE_STORE(t, p, step) \
-    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"((ulong)(p)), "r"((long)(step)) : "memory")
 // c += a * b
 #define TILE_DOT(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
 

@@ -23,8 +23,9 @@ const GATED_GROUP: &str = include_str!("../../cl/include/gated.h");
 const EXPERT_CHOICE: &str = include_str!("../../cl/include/expert_choice.h");
 const PACK: &str = include_str!("../../cl/include/pack.h");
 const TILE_PAIR: &str = include_str!("../../cl/include/tile_pair.h");
-const TILES: &str = include_str!("../../cl/include/tiles.h");
-const INTEGER: &str = include_str!("../../cl/include/integer.h");
+const TILES: &str = concat!(include_str!("../../cl/include/amx.h"), include_str!("../../cl/include/tiles.h"));
+const INTEGER: &str =
+    concat!(include_str!("../../cl/include/amx.h"), include_str!("../../cl/include/integer.h"));
 const FEW_ROWS: &str = include_str!("../../cl/include/few_rows.h");
 const FEW_VECTORS: &str = include_str!("../../cl/include/few_vectors.h");
 const FEW_TILES: &str = include_str!("../../cl/include/few_tiles.h");

@@ -35,7 +35,7 @@ pub(super) fn cut(args: &mut [u64], products: Products) -> usize {
     pairs.div_ceil(args[NARROW_EACH]) as usize
 }
 
-/// Most rows of `narrow`; `FEW_ROWS` in `cl/include/few_vectors.h` and `few_tiles.h`.
+/// Most rows of `narrow`; `FEW_ROWS` in `cl/include/few_vectors.h`, `few_tiles.h` and `few_integer.h`.
 fn few_rows(products: Products, format: Format) -> usize {
     match products {
         Products::MatrixUnit => 16,
