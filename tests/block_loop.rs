@@ -159,12 +159,12 @@ fn rows_that_cost_too_much_are_not_evaluated_and_cheap_ones_are() {
 /// What it takes to measure a model, and that costs follow from it.
 #[test]
 fn a_model_is_measured_at_all_its_widths() {
-    for (logit_rows, context) in [(16, 400), (5, 400), (1, 400), (16, 6), (16, 2)] {
+    for (logit_rows, context) in [(16, 400), (7, 400), (1, 400), (16, 6), (16, 2)] {
         let mut model = Hashed { logit_rows, context, ..Hashed::default() };
         let measured = Measured::new("any", &mut model).unwrap();
         let widest =
             model.calls.borrow().iter().filter(|c| c.logits != Logits::None).map(|c| c.tokens.len()).max();
-        assert_eq!(widest, Some(logit_rows.min(context / 2).min(if logit_rows == 5 { 4 } else { 16 })));
+        assert_eq!(widest, Some(logit_rows.min(context / 2).min(if logit_rows == 7 { 6 } else { 16 })));
         let costs = Costs::new(&measured, |_| 1.0);
         assert!((1..=16).all(|width| costs.of(width) > 0.0), "{costs:?}");
     }
