@@ -522,6 +522,42 @@ fn every_finish_crosses_the_row_block() {
 }
 
 #[test]
+fn what_is_no_number_spoils_its_own_row_and_no_other() {
+    for (device, kernels) in flavours() {
+        for format in Format::ALL {
+            let case = Product {
+                outputs: 33,
+                columns: if format.block_groups() == 8 { 256 } else { 96 },
+                rows: 3,
+                gap: 0,
+                at: 0,
+                size: Size::Plain,
+                norm: false,
+                branch: false,
+                finish: 0,
+                in_place: false,
+                seed: 7,
+            };
+            let mut operands = Operands::new(&device, format, &case);
+            let width = case.width();
+            let (sound, _) = operands.run(&device, &kernels, 0, 3, true).unwrap();
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                operands.x[operands.stride + 40] = bad;
+                for rows in [1, 3] {
+                    let first = usize::from(rows == 1);
+                    let (found, _) = operands.run(&device, &kernels, first, rows, true).unwrap();
+                    for (row, found) in (first..).zip(found.chunks(width)) {
+                        let spoilt = found[..case.outputs].iter().all(|v| !v.is_finite());
+                        let same = same_bits(found, &sound[row * width..][..width]);
+                        assert!(if row == 1 { spoilt } else { same }, "{}: {bad}, row {row}", format.name());
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn heads_are_normed_rotated_kept_and_attended_to() {
     let (device, kernels) = open();
     check(if simulated() { 40 } else { 120 }, &Heads::strategy(), |case| {

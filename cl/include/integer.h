@@ -33,9 +33,15 @@ inline float16 bytes_of_two(uint16 a, constant const uchar* index, uint16 b) {
 constant uchar LOWER_DIGITS[64] __attribute__((aligned(64))) = {IN_ORDER(0), IN_ORDER(1)};
 constant uchar UPPER_DIGITS[64] __attribute__((aligned(64))) = {IN_ORDER(2), IN_ORDER(3)};
 
-// The digits of a group's 32 values, `step` bytes from one digit to the next. Returns what the smallest one's unit is worth.
+// The digits of a group's 32 values, `step` bytes from one digit to the next. Returns what the smallest one's unit is worth:
+// no number where one of the values is none or infinite.
 inline float pack_digits(float16 a, float16 b, global uchar* digits, size_t step) {
-    const float largest = max_lanes(fmax(fabs(a), fabs(b)));
+    // As integers, of which those of infinities and of what is no number are the largest.
+    const int16 sizes = max(as_int16(fabs(a)), as_int16(fabs(b)));
+    const int8 eight = max(sizes.lo, sizes.hi);
+    const int4 four = max(eight.lo, eight.hi);
+    const int2 two = max(four.lo, four.hi);
+    const float largest = as_float(max(two.x, two.y));
     // So that the first digit is at most 127. Of no power below 2^-95, which flush_tiny makes zeros of.
     const uint exponent = max((as_uint(largest * 1.004f) >> 23) & 255, 32u);
     const float up = as_float((276 - exponent) << 23);
@@ -46,7 +52,7 @@ inline float pack_digits(float16 a, float16 b, global uchar* digits, size_t step
     vstore8(lower.lo, 0, (global float*)digits);
     vstore8(lower.hi, 0, (global float*)(digits + step));
     vstore8(bytes_of_two(u, UPPER_DIGITS, v).lo, 0, (global float*)(digits + 2 * step));
-    return as_float((exponent - 22) << 23);
+    return exponent < 255 ? as_float((exponent - 22) << 23) : NAN;
 }
 
 // Columns 32 * g and on of row `row` of a block: a and b are the 32 values. With room for 15 rows more, for a tile reads 16
