@@ -342,6 +342,25 @@ class Long:
         expect(mark).to_have_text("row")
 
 
+    def test_what_is_replayed_is_in_sight(self):
+        self.paste()
+        start = sum(len(line) + 1 for line in self.LINES[:250])
+        self.page.locator("#code").evaluate("(field, at) => field.setSelectionRange(at, at + 4)", start)
+        self.page.locator("#instruction").focus()
+        done = {"document": "\n".join(self.LINES).replace("line 251 of", "row 251 of"), "start": start, "end": start + 3, "text": "row",
+                "seed": 1, "finish_reason": "stop", "usage": {"completion_tokens": 1}, "stats": {}}
+        drafts = [{"canvas": 0, "step": step, "tokens": [text], "entropy": [1]} for step, text in ((1, "raw"), (2, "row"))]
+        events = [("draft", draft) for draft in drafts] + [("commit", {"text": "row"}), ("done", done)]
+        self.page.route("**/edit", lambda route: route.fulfill(
+            content_type="text/event-stream", body="".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events),
+        ))
+        self.edit("Call it a row.")
+        self.page.get_by_label("Replay of the draft").press("Home")
+        gap = self.page.locator("#draft .gap")
+        expect(gap).to_have_text("raw")
+        expect(gap).to_be_in_viewport()
+
+
 class LongOnADesk(Long, Editor):
     pass
 

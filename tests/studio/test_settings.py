@@ -58,6 +58,8 @@ class Settings:
             self.send("hello")
         body = asked.value.post_data_json
         self.assertEqual((body["seed"], body["max_tokens"]), (-5, usual))
+        # Told as it was asked for, although the server's number is one of 64 bits without a sign.
+        expect(self.page.locator("dd").get_by_text("-5", exact=True).first).to_be_visible()
         self.assertEqual(asked.value.response().status, 200)
 
     def test_a_question_to_a_model_that_was_exchanged_is_put_to_the_new_one(self):

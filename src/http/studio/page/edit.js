@@ -124,6 +124,8 @@ async function edit(seed) {
   const recording = new Recording([]);
   const view = paper.drafted(before.slice(0, start), before.slice(start, end), before.slice(end));
   running = new AbortController();
+  // As it was asked for: of the server's number, 64 bits without a sign, a script keeps 53.
+  const asked = seed ?? settings.values().seed;
   const body = () => request(seed);
   const options = { key: settings.key, signal: running.signal, exchanged: takeUp };
   state("busy", "writing");
@@ -136,7 +138,7 @@ async function edit(seed) {
       else if (name === "commit") {
         recording.commit({ text: data.text });
         view.settle((written += data.text));
-      } else if (name === "done") done = data;
+      } else if (name === "done") done = { ...data, seed: asked ?? data.seed };
       else if (name === "error") throw new Error(data.error.message);
     }
     if (!done) throw new Error("the server closed the connection before the edit was complete");

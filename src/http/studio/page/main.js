@@ -131,14 +131,16 @@ async function send(text) {
   element("stop").hidden = false;
   state("busy", "writing");
   announce("Writing.");
-  const known = chat.turns.length;
+  const known = JSON.stringify(chat.turns);
   chat.turns.push(turn);
   chat.title ||= question.slice(0, 60);
   chat.at = Date.now();
   await keepTurn(writing);
   const before = chat.turns.slice(0, chat.turns.indexOf(turn));
-  // What another tab has added to this chat belongs to what is asked about.
-  if (before.length !== known) paintTurns(before);
+  // What another tab has added to this chat, or written on in it, belongs to what is asked about.
+  if (JSON.stringify(before) !== known) paintTurns(before);
+  // As it was asked for: of the server's number, 64 bits without a sign, a script keeps 53.
+  const { seed } = settings.values();
   const body = () => settings.request([...messages(before), { role: "user", content: question }]);
   const options = { key: settings.key, signal: running.signal, exchanged: takeUp };
   const view = paintTurn(turn, before);
@@ -152,8 +154,8 @@ async function send(text) {
       else if (name === "draft") view.drafted(data);
       else if (name === "commit") view.committed(data);
       else if (name === "done") {
-        Object.assign(answer, { stats: data.stats, usage: data.usage, finish: data.finish_reason, seed: data.seed });
-        settings.lastSeed = data.seed;
+        Object.assign(answer, { stats: data.stats, usage: data.usage, finish: data.finish_reason, seed: seed ?? data.seed });
+        settings.lastSeed = answer.seed;
         over = true;
       } else if (name === "error") throw new Error(data.error.message);
       bottom(false);
@@ -235,6 +237,7 @@ element("backend").addEventListener("change", (event) => {
   useBackend(event.target.value);
 });
 element("new-chat").addEventListener("click", () => {
+  if (!backend) return;
   show(newChat());
   element("prompt").focus();
 });
@@ -246,6 +249,7 @@ element("forget").addEventListener("click", async () => {
   show(chats[0] ?? newChat());
 });
 element("export").addEventListener("click", () => {
+  if (!chat) return;
   const file = new Blob([JSON.stringify({ format: "axe-studio-chat", version: 1, chat }, null, 1)], { type: "application/json" });
   const link = document.createElement("a");
   link.href = URL.createObjectURL(file);

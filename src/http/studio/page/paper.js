@@ -109,6 +109,7 @@ export class Paper {
         settled.textContent = text;
         draft.show(tokens);
         this.show(["draft"]);
+        gap.scrollIntoView({ block: "nearest" });
       },
     };
   }
