@@ -1,7 +1,8 @@
 // Packing and products of many rows by integers: takes the place of pack.h and tile_pair.h, same names.
 //
-// Codes are integers below 256 (those of a codebook stand for integers between -128 and 127), and so are rows made integers. In each group of 32 columns a value is taken as a multiple of
-// 2^-22 times the power of two below the group's largest: what is lost is less than f32 loses in adding products up. The
+// Codes are integers below 256 (those of a codebook stand for integers between -128 and 127), and so are rows made integers.
+// In each group of 32 columns a value is taken as a multiple of 2^-22 times the power of two below the group's largest, so it
+// is off by at most 2^-23 of that: as much as f32 itself, unless the largest meets weights of zero and the rest is tiny. The
 // integers have 24 bits with their sign and are cut into three signed digits of 8 bits, so a group's share is three sums of
 // products of bytes, which are exact in any order. So processors may make them with whatever instructions they have, one row
 // by vectors (VNNI: four products of a lane at a time) and many by the matrix unit (AMX), and a row's bits are the same.
